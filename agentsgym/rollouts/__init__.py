@@ -4,8 +4,8 @@
 
     driver.py            drive(): the entry point; calling the agent for a batch of requests, or concurrently;
                          TrialStream: a run in its own thread, to which trials are added while it runs
-    scheduler.py         the main loop: which trial is advanced or answered next, time limits
-    interfaces.py        types shared by these modules: trials, inputs and outcomes, executors, agent callers
+    scheduler.py         the main loop: which trial is advanced or answered next, time limits; and its types: trials,
+                         inputs and outcomes, executors, agent callers
     thread_pool.py       EnvThreadPool: environments in threads of this process
     process_pool.py      EnvProcessPool: environments in worker processes
     process_executor.py  one run in a process pool: messages, replays after a crash, and which trial caused it

@@ -20,9 +20,17 @@ from agentsgym.agents.base import Agent, answer, call_agent, finish_agent
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EpisodeError
 from agentsgym.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.interfaces import GRACE_S, PlayableTrial, Raised, Result, TimeLimits, TrialGenerator
 from agentsgym.rollouts.loop_executor import OwnExecutor
-from agentsgym.rollouts.scheduler import Pool, Scheduler
+from agentsgym.rollouts.scheduler import (
+    GRACE_S,
+    PlayableTrial,
+    Pool,
+    Raised,
+    Result,
+    Scheduler,
+    TimeLimits,
+    TrialGenerator,
+)
 from agentsgym.types import Action, TurnRequest
 
 logger = logging.getLogger(__name__)

@@ -12,17 +12,17 @@ from typing import Any
 
 from agentsgym.errors import EpisodeError
 from agentsgym.event_loop import agents_loop, run_on_loop
-from agentsgym.rollouts.interfaces import (
+from agentsgym.rollouts.scheduler import (
     BATCHING_WINDOW_S,
     GRACE_S,
     Finished,
     Input,
     Raised,
+    Scheduler,
     TrialGenerator,
     TrialOutcome,
     advance,
 )
-from agentsgym.rollouts.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class OwnExecutor:
                     self._on_loop.advance({index: given})
                     continue
                 generator = generators[index] = trial.play()
-            try:  # like interfaces.advance, inlined for a shorter traceback; any other exception ends the run
+            try:  # like scheduler.advance, inlined for a shorter traceback; any other exception ends the run
                 outcome = generator.throw(given) if isinstance(given, EpisodeError) else generator.send(given)  # type: ignore[arg-type]  # None starts it
             except StopIteration as stop:
                 outcome = Finished(stop.value)

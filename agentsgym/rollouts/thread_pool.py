@@ -13,17 +13,17 @@ from typing import Any, Self
 
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, require
-from agentsgym.rollouts.interfaces import (
+from agentsgym.rollouts.scheduler import (
     GRACE_S,
     Executor,
     Finished,
     Input,
     Raised,
+    Scheduler,
     TrialGenerator,
     TrialOutcome,
     advance,
 )
-from agentsgym.rollouts.scheduler import Scheduler
 
 
 class EnvThreadPool:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from agentsgym.processes import kill_group
-from agentsgym.rollouts.interfaces import GRACE_S
+from agentsgym.rollouts.scheduler import GRACE_S
 from agentsgym.rollouts.workers.main import LOST_CONNECTION, serve
 from agentsgym.rollouts.workers.wire import (
     CLOSE,

@@ -23,7 +23,7 @@ from typing import Any
 
 from agentsgym.errors import AgentsGymError
 from agentsgym.interruptions import Interruption, attempt, is_interruption
-from agentsgym.rollouts.interfaces import BATCHING_WINDOW_S, Finished, Raised, TrialGenerator, TrialOutcome, advance
+from agentsgym.rollouts.scheduler import BATCHING_WINDOW_S, Finished, Raised, TrialGenerator, TrialOutcome, advance
 from agentsgym.rollouts.workers.wire import (
     CLOSE,
     CLOSED,

@@ -30,7 +30,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import AgentError, EpisodeError
-from agentsgym.rollouts.interfaces import PlayableTrial
+from agentsgym.rollouts.scheduler import PlayableTrial
 from agentsgym.texts import shown
 from agentsgym.types import Action, FinishReason, Message, ToolCall
 
