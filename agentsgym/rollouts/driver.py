@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import wait
+from functools import partial
 from typing import Any, Generic
 
 from agentsgym.agents.base import Agent, answer, call_agent, finish_agent
@@ -121,7 +122,12 @@ class ConcurrentCaller:
 
     def _start(self, requests: dict[int, TurnRequest]) -> None:
         for index, request in requests.items():
-            self._tasks[index] = asyncio.ensure_future(self._answer(index, request))
+            task = self._tasks[index] = asyncio.ensure_future(self._answer(index, request))
+            task.add_done_callback(partial(self._forget, index))
+
+    def _forget(self, index: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(index) is task:  # and not the task of the next turn
+            del self._tasks[index]
 
     async def _answer(self, index: int, request: TurnRequest) -> None:
         try:
@@ -130,8 +136,6 @@ class ConcurrentCaller:
             raise
         except BaseException as error:  # noqa: BLE001  # re-raised on the scheduler's thread
             given = Raised(error)
-        if self._tasks.get(index) is asyncio.current_task():  # and not the task of the next turn
-            del self._tasks[index]
         self._scheduler.post(self._arrived, index, request, given)
 
     def _cancel(self, index: int) -> None:
