@@ -107,8 +107,11 @@ def _wait(child: int, lifeline: int, signals: int, grace_s: float) -> int:
     while True:
         ready = select.select(watched, [], [])[0]
         numbers = os.read(signals, 4096) if signals in ready else b""
-        if (status := _reaped(child)) is not None:
-            return status
+        process = None
+        while process != 0:  # all processes that have ended are collected
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == child:
+                return status
         is_requested = lifeline in ready or signal.SIGTERM in numbers
         if signal.SIGALRM in numbers or (is_requested and not grace_s):
             watched = [signals]
@@ -124,14 +127,6 @@ def _exit_if_stuck() -> None:
     """Let the kernel end this process if what it kills does not end."""
     signal.alarm(_STUCK_S)  # instead of the timer, which may still run
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-def _reaped(child: int) -> int | None:
-    """Collect all processes that have ended, and return the child's status if it has."""
-    while True:
-        process, status = os.waitpid(-1, os.WNOHANG)
-        if process in {0, child}:
-            return status if process else None
 
 
 def _send(number: int, process: int, group: int) -> None:

@@ -245,16 +245,12 @@ def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finis
                     trial.budget = trial.exchange.budget = _ExhaustedBudget()
                 episode.send(action)
         except StopIteration as end:
-            return Played(trajectory=_with_recorded_scores(end.value, recorded), continues=False)
+            played: Trajectory = end.value
+            scores = recorded_scores(recorded.info)  # judges are not asked again
+            if scores and not played.failed and all(turn is None or turn < len(played.turns) for turn, _ in scores):
+                played = with_scores(played, scores)
+            return Played(trajectory=played, continues=False)
         return Played(trajectory=trial.abandon(AgentError("the record has no further action")), continues=True)
-
-
-def _with_recorded_scores(played: Trajectory, recorded: Trajectory) -> Trajectory:
-    """Add the scores of the recorded judgments, since judges are not asked again."""
-    scores = recorded_scores(recorded.info)
-    if played.failed or not scores or any(turn is not None and turn >= len(played.turns) for turn, _ in scores):
-        return played
-    return with_scores(played, scores)
 
 
 _CONTINUES = "continues"
