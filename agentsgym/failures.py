@@ -134,9 +134,8 @@ class FailureLog:
     <bound method FailureLog.note of ...>
     """
 
-    def __init__(self, logger: logging.Logger, on_finish: Callable[[Trajectory], None] | None = None) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._on_finish = on_finish
         self._first: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()  # episodes are closed in the threads of a pool
@@ -155,8 +154,6 @@ class FailureLog:
         """Log the error of a finished rollout, if it failed."""
         if trajectory.error is not None:
             self._count(kind_of(trajectory.error), f"session {trajectory.session_id} failed", trajectory.error)
-        if self._on_finish is not None:
-            self._on_finish(trajectory)
 
     def note_close_error(self, session_id: str, error: str) -> None:
         """Log the error of an episode that could not be closed, as formatted by :func:`describe`."""

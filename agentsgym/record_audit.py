@@ -288,11 +288,8 @@ def _messages(trajectory: Any) -> _Findings:
         if last < index < len(messages) and _role(messages[index]) == "assistant":
             last = index
         else:
-            yield (
-                "messages",
-                k,
-                f"message_index must be that of an assistant message in ({last}, {len(messages)}), got {index}",
-            )
+            expected = f"that of an assistant message in ({last}, {len(messages)})"
+            yield "messages", k, f"message_index must be {expected}, got {index}"
         roles = [_role(message) for message in turn.prompt_messages or ()]
         if turn.prompt_messages is not None and (None in roles or roles[-1:] in ([], ["assistant"])):
             expected = "messages that end with a message to answer"

@@ -68,7 +68,13 @@ def supervise(program: Sequence[str], settings: Mapping[str, Any], enter: Callab
     with contextlib.suppress(OSError):
         os.killpg(child, signal.SIGKILL)
     _kill_orphans()
-    return _like(status)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        _limit({"RLIMIT_CORE": 0})
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def _ignore(_signal: int, _frame: object) -> None:
@@ -101,8 +107,11 @@ def _wait(child: int, lifeline: int, signals: int, grace_s: float) -> int:
     while True:
         ready = select.select(watched, [], [])[0]
         numbers = os.read(signals, 4096) if signals in ready else b""
-        if (status := _reaped(child)) is not None:
-            return status
+        process = None
+        while process != 0:  # all processes that have ended are collected
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == child:
+                return status
         is_requested = lifeline in ready or signal.SIGTERM in numbers
         if signal.SIGALRM in numbers or (is_requested and not grace_s):
             watched = [signals]
@@ -118,14 +127,6 @@ def _exit_if_stuck() -> None:
     """Let the kernel end this process if what it kills does not end."""
     signal.alarm(_STUCK_S)  # instead of the timer, which may still run
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-def _reaped(child: int) -> int | None:
-    """Collect all processes that have ended, and return the child's status if it has."""
-    while True:
-        process, status = os.waitpid(-1, os.WNOHANG)
-        if process in {0, child}:
-            return status if process else None
 
 
 def _send(number: int, process: int, group: int) -> None:
@@ -151,17 +152,6 @@ def _kill_orphans() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _like(status: int) -> int:
-    """Return the exit status of the program, or end this process by the same signal."""
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        _limit({"RLIMIT_CORE": 0})
-        with contextlib.suppress(OSError):
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
 
-MIN_LOGPROB: Final = (
-    -104.0
-)  # just below the log of the smallest float32 above 0, -103.3, which bfloat16 rounds to -103.5
+# Just below the log of the smallest float32 above 0, -103.3, which bfloat16 rounds to -103.5.
+MIN_LOGPROB: Final = -104.0
 MAX_LOGPROB: Final = 1e-3  # 0 plus a tolerance: in half precision, log-softmax may round to slightly above 0
 
 RESERVED_INFO_KEYS: Final = frozenset(
@@ -35,14 +34,8 @@ RESERVED_INFO_KEYS: Final = frozenset(
 """The keys of ``info`` with a fixed meaning: their values are never metrics, even if they are numbers."""
 
 _SHORT: Final = 80  # characters of a field in a repr
-_COUNTED: Final = {
-    "messages",
-    "token_ids",
-    "logprobs",
-    "tool_calls",
-    "tools",
-    "prompt_messages",
-}  # shown only by their length
+# Shown only by their length.
+_COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}
 
 _html_of = deferred("agentsgym.reports.html", "trajectory_html")
 _of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")

@@ -5,6 +5,8 @@
     an agent with aact ─▶ a coroutine for each request, on the agents' event loop
     any other agent    ─▶ batches, one at a time, in one worker thread
 
+Answers may be kept on disk, one file for each request, so that no request is sent twice.
+
 What others wrote is quoted, as data in a request to an agent. Quoted text stands in lines that begin with ``| ``. A
 text cannot leave its quotation, since every line of it gets the mark; nor can it forge a control token of a chat
 template, since the brackets of those are replaced.
@@ -14,24 +16,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
+import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from agentsgym.agents.base import answer, as_agent, call_agent
-from agentsgym.agents.cache import AnswerCache, name_in_cache
 from agentsgym.agents.usage import counted_tokens
-from agentsgym.errors import AgentError, TemplateError
+from agentsgym.cached_folders import replacing
+from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.fields import is_int, is_number, is_positive_number, is_str, or_none, require
-from agentsgym.texts import shown, visible
+from agentsgym.texts import sentence_of, shown, visible
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.types import Action, Message, TurnRequest
+
+logger = logging.getLogger(__name__)
 
 MARK: Final = "| "
 """The beginning of every line that is data."""
@@ -190,7 +197,12 @@ class Caller:
                 found = parse(Action(text=known))
                 cost.cached += 1
                 return found, known
-        transcript, agent_state, num_left = self._conversation(messages), None, self._num_corrections
+        first = [*messages]
+        if not self._has_system:
+            first = [Message(role="user", content="\n\n".join(one["content"] for one in messages))]
+        transcript = Transcript(self._format, "append")  # with exact tokens if the agent has a tokenizer
+        transcript.observe(first)
+        agent_state, num_left = None, self._num_corrections
         while True:
             request = TurnRequest(
                 session_id=f"judge-{key[:16]}",
@@ -213,18 +225,6 @@ class Caller:
             if self._cache is not None:
                 self._cache.put(key, messages, action.text)
             return found, action.text
-
-    def _conversation(self, messages: Sequence[Message]) -> Transcript:
-        """Begin a conversation, with exact tokens if the agent has a tokenizer.
-
-        The system message is a part of the user's if the chat template has none.
-        """
-        first = [*messages]
-        if not self._has_system:
-            first = [Message(role="user", content="\n\n".join(one["content"] for one in messages))]
-        transcript = Transcript(self._format, "append")
-        transcript.observe(first)
-        return transcript
 
     async def _call(self, request: TurnRequest, cost: Cost) -> Action:
         """Call the agent, as often as the limits allow until it answers, and add to the cost."""
@@ -273,8 +273,8 @@ class Caller:
             self._waiting = []
             requests = [request for request, _ in waiting]
             with counted_tokens() as tokens:
-                loop, context = asyncio.get_running_loop(), copy_context()
-                call = loop.run_in_executor(self._thread, self._act, context, requests)
+                run: Callable[..., Any] = copy_context().run  # so that tokens are counted
+                call = asyncio.get_running_loop().run_in_executor(self._thread, run, call_agent, self.agent, requests)
                 [given] = await asyncio.gather(call, return_exceptions=True)
             share = None if tokens.total is None else tokens.total / len(waiting)
             for place, (_, answered) in enumerate(waiting):
@@ -284,9 +284,6 @@ class Caller:
                     answered.set_exception(given)
                 else:
                     answered.set_result((given[place], share))
-
-    def _act(self, context: Context, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        return context.run(call_agent, self.agent, requests)  # so that tokens are counted
 
 
 def _accepts_system(chat_format: ChatFormat) -> bool:
@@ -298,3 +295,73 @@ def _accepts_system(chat_format: ChatFormat) -> bool:
     except TemplateError:
         return False
     return True
+
+
+_FORMAT: Final = 1
+
+
+def request_key(*parts: Any) -> str:
+    """Hash the parts of a request (JSON values) to the name of its file, the same in every process."""
+    text = json.dumps([_FORMAT, *parts], sort_keys=True)
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=20).hexdigest()
+
+
+def name_in_cache(agent: Any, name: str | None, cache: str | Path | None) -> str | None:
+    """Return the name that identifies an agent in a cache: ``name``, or what the agent says itself; None if unknown.
+
+    Raises:
+        ConfigError: There is a cache, and the name is unknown.
+    """
+    describe = getattr(agent, "cache_name", None)
+    found = name or (cast("str", describe()) if callable(describe) else None)
+    if cache is not None and found is None:
+        raise ConfigError(
+            f"cache requires agent_name, a name for {type(agent).__name__} and its settings: otherwise another agent's "
+            "cached answers would be reused"
+        )
+    return found
+
+
+class AnswerCache:
+    """Answers by key, in a folder that several processes may use at the same time.
+
+    Only answers that could be read are kept. A damaged file counts as missing. If the disk is full, answers are not
+    kept, and the run continues.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Create the folder.
+
+        Raises:
+            ConfigError: It cannot be created.
+        """
+        self.folder = Path(folder).expanduser()
+        self._is_warned = False
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cache={str(folder)!r} cannot be used as a folder: {sentence_of(error)}") from error
+
+    def get(self, key: str) -> str | None:
+        """Return the answer kept under a key; None if there is none."""
+        try:
+            found: Any = json.loads(self._file(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        answer = cast("Mapping[str, Any]", found).get("answer") if isinstance(found, Mapping) else None
+        return answer if isinstance(answer, str) else None
+
+    def put(self, key: str, messages: Sequence[Mapping[str, Any]], answer: str) -> None:
+        """Write an answer with the messages that it answers, for people who look at the file."""
+        file = self._file(key)
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with replacing(file) as written:
+                written.write(json.dumps({"messages": [*messages], "answer": answer}).encode())
+        except OSError as error:
+            if not self._is_warned:
+                self._is_warned = True
+                logger.warning("answers are not kept in %s: %s", self.folder, sentence_of(error))
+
+    def _file(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"

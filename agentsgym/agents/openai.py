@@ -18,7 +18,7 @@ from agentsgym.agents.openai_client import Client, RequestError, load_openai
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, Usage, as_mapping
 from agentsgym.errors import AgentError, ConfigError, did_you_mean
-from agentsgym.event_loop import agents_loop, run_coroutine
+from agentsgym.event_loop import agents_loop, on_agents_loop, run_coroutine
 from agentsgym.fields import is_int, require
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.values import MalformedCallError, malformed_call, tool_call, whole_json
@@ -224,10 +224,7 @@ class OpenAIAgent(AsyncAgent):
             AgentError: The server returned no usable answer.
             ConfigError: The server rejects the key or the model, or exact tokens are required but not available.
         """
-        loop = agents_loop()
-        if asyncio.get_running_loop() is loop:
-            return await self._answer_turn(request)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._answer_turn(request), loop))
+        return await on_agents_loop(self._answer_turn(request))
 
     def finish(self) -> None:
         """Clear a refusal by the server, so that the next turn is sent again."""

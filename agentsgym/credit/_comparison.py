@@ -10,6 +10,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Literal, get_args
 
+from agentsgym.credit.rewards import indices_by_key
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.fields import check_choice
 
@@ -153,10 +154,7 @@ def _on_turns(
 
 def by_group(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
     """The indices of each group's samples, in the order of the groups' first samples."""
-    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for index, sample in enumerate(samples):
-        groups[sample.group].append(index)
-    return groups
+    return indices_by_key([sample.group for sample in samples])
 
 
 def scale_divisor(values: Sequence[float], *, about: float = 0.0) -> float:

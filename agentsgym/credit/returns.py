@@ -304,10 +304,7 @@ def _same_turn(rollout: ScoredRollout, k: int) -> Hashable:
 
 
 def _same_environment(rollout: ScoredRollout, _k: int) -> Hashable:
-    return (
-        rollout.environment,
-        *rollout.final_rewards,
-    )  # for a part of a split rollout, the key of final_rewards is its role
+    return rollout.environment, *rollout.final_rewards  # in a part of a split rollout, the key of these is its role
 
 
 def _same_role(rollout: ScoredRollout, k: int) -> Hashable:

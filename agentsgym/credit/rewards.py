@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from agentsgym.credit.components import amounts_of, names_of
 from agentsgym.errors import ConfigError
@@ -26,6 +26,7 @@ from agentsgym.fields import check_choice
 from agentsgym.texts import shown
 from agentsgym.types import Trajectory
 
+Key = TypeVar("Key", bound=Hashable)
 TurnCredit = Callable[[Sequence[float], float, Sequence[int]], list[float]]
 """(turn rewards (K,), final reward, agent tokens of each turn (K,)) → the reward of each turn, (K,)."""
 
@@ -114,7 +115,7 @@ def credited_components(trajectory: Trajectory, turn_credit: str) -> dict[str, R
         own, [total], by_role = amounts_of(name, rewards), amounts_of(name, [final]), dict[Hashable, float]()
         if trajectory.final_rewards:
             by_role = {
-                role: math.fsum(own[k] for k in turns) for role, turns in turns_by_role(trajectory.roles).items()
+                role: math.fsum(own[k] for k in turns) for role, turns in indices_by_key(trajectory.roles).items()
             }
         turn_rewards = _credited(trajectory, turn_credit, own, total, by_role)
         found[name] = RewardComponent(turn_rewards=turn_rewards, final_reward=total, final_rewards=by_role)
@@ -135,7 +136,7 @@ def _credited(
         return credit(rewards, final_reward, counts)
     roles = [turn.role for turn in trajectory.turns]
     check_final_rewards(roles, final_rewards)
-    for role, turns in turns_by_role(roles).items():
+    for role, turns in indices_by_key(roles).items():
         own = credit([rewards[k] for k in turns], final_rewards[role], [counts[k] for k in turns])
         for k, amount in zip(turns, own, strict=True):
             rewards[k] = amount
@@ -154,16 +155,16 @@ def check_final_rewards(roles: Iterable[Hashable], final_rewards: Mapping[Hashab
         )
 
 
-def turns_by_role(roles: Sequence[Hashable]) -> dict[Hashable, list[int]]:
-    """The indices of each role's turns, in the order of the roles' first turns.
+def indices_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """The indices of each key, such as the turns of each role, in the order in which the keys first appear.
 
-    >>> turns_by_role("XOX")
+    >>> indices_by_key("XOX")
     {'X': [0, 2], 'O': [1]}
     """
-    turns: dict[Hashable, list[int]] = {}
-    for k, role in enumerate(roles):
-        turns.setdefault(role, []).append(k)
-    return turns
+    indices: dict[Key, list[int]] = {}
+    for index, key in enumerate(keys):
+        indices.setdefault(key, []).append(index)
+    return indices
 
 
 def scatter_to_tokens(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
-from agentsgym.credit.rewards import RewardComponent, turns_by_role
+from agentsgym.credit.rewards import RewardComponent, indices_by_key
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
@@ -107,7 +107,7 @@ def split_roles(
     places: list[tuple[int, Sequence[int]]] = []
     for i, one in enumerate(rollouts):
         is_split = one.group in groups_with_roles and (shared_rewards == "refuse" or not _has_shared_rewards(one))
-        for role, turns in (turns_by_role(one.roles) if is_split else {}).items():
+        for role, turns in (indices_by_key(one.roles) if is_split else {}).items():
             group = numbers.setdefault((one.group, role), first + len(numbers))
             parts.append(_part(one, role, turns, group))
             places.append((i, turns))
@@ -136,7 +136,7 @@ def _has_shared_rewards(rollout: ScoredRollout) -> bool:
 
 def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: int) -> ScoredRollout:
     if _has_shared_rewards(rollout):
-        roles = " and ".join(shown(one) for one in turns_by_role(rollout.roles))
+        roles = " and ".join(shown(one) for one in indices_by_key(rollout.roles))
         raise ConfigError(
             f"a rollout{environment_suffix(rollout.environment)} has turns of the roles {roles}, but its rewards are "
             "not given by role, so every role would be credited with the rewards of the others: return "

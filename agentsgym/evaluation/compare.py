@@ -149,7 +149,19 @@ def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) 
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must be in (0, 1), got {confidence}")
     (tasks_a, num_failed_a), (tasks_b, num_failed_b) = _by_task(run_a), _by_task(run_b)
-    shared = [_shared_task(key, tasks_a[key], tasks_b[key]) for key in tasks_a if key in tasks_b]
+    shared = [
+        SharedTask(
+            env=env,
+            task_data=from_json(task),
+            num_a=len(a),
+            num_b=len(b),
+            wins_a=_win_rate(a),
+            wins_b=_win_rate(b),
+            reward_a=math.fsum(reward for _, reward in a) / len(a),
+            reward_b=math.fsum(reward for _, reward in b) / len(b),
+        )
+        for (env, _, task), a, b in ((key, tasks_a[key], tasks_b[key]) for key in tasks_a if key in tasks_b)
+    ]
     outcomes = [(one.wins_a, one.wins_b) for one in shared if one.wins_a is not None and one.wins_b is not None]
     return Comparison(
         win_rate=_paired(outcomes, confidence, seed, is_rate=True),
@@ -218,20 +230,6 @@ def _canonical(text: str, without: Iterable[str] = ()) -> str:
     for key in without:
         value.pop(key, None)
     return json.dumps(value, sort_keys=True)
-
-
-def _shared_task(key: _Key, a: _Results, b: _Results) -> SharedTask:
-    env, _, task = key
-    return SharedTask(
-        env=env,
-        task_data=from_json(task),
-        num_a=len(a),
-        num_b=len(b),
-        wins_a=_win_rate(a),
-        wins_b=_win_rate(b),
-        reward_a=math.fsum(reward for _, reward in a) / len(a),
-        reward_b=math.fsum(reward for _, reward in b) / len(b),
-    )
 
 
 def _win_rate(results: _Results) -> float | None:

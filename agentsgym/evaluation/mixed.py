@@ -109,7 +109,15 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them usually omitted
         with kept_in_errors(on_finish, known) as keep:
             everything = play(on_finish=keep)
             counted = policy.without_small_groups(everything)
-    return _summary(counted, everything, row_trials.labels, seed)
+    evaluation, whole = (
+        summarize(some, seed=seed, environments=[row_trials.labels[one.task_index] for one in some])
+        for some in (counted, everything)
+    )
+    parts = {name: _counted(evaluation.by_environment.get(name), part) for name, part in whole.by_environment.items()}
+    total = replace(_counted(evaluation, whole), by_environment=parts)
+    if any(part.fraction_of_optimal is None for part in parts.values()):
+        return replace(total, fraction_of_optimal=None)  # it would cover only some of the environments
+    return total
 
 
 def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
@@ -202,20 +210,6 @@ class _RowTrials:
         self.envs.append(env)
         self.tasks.append(task)
         self.labels.append(label_of(fields))
-
-
-def _summary(
-    kept: Sequence[Trajectory], everything: Sequence[Trajectory], labels: Sequence[str], seed: int
-) -> Evaluation:
-    """Return the estimates over the kept rollouts, with the counts over all rollouts."""
-    evaluation, whole = (
-        summarize(some, seed=seed, environments=[labels[one.task_index] for one in some]) for some in (kept, everything)
-    )
-    parts = {name: _counted(evaluation.by_environment.get(name), part) for name, part in whole.by_environment.items()}
-    total = replace(_counted(evaluation, whole), by_environment=parts)
-    if any(part.fraction_of_optimal is None for part in parts.values()):
-        return replace(total, fraction_of_optimal=None)  # it would cover only some of the environments
-    return total
 
 
 def _counted(kept: Evaluation | None, whole: Evaluation) -> Evaluation:

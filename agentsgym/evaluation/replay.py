@@ -245,16 +245,12 @@ def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finis
                     trial.budget = trial.exchange.budget = _ExhaustedBudget()
                 episode.send(action)
         except StopIteration as end:
-            return Played(trajectory=_with_recorded_scores(end.value, recorded), continues=False)
+            played: Trajectory = end.value
+            scores = recorded_scores(recorded.info)  # judges are not asked again
+            if scores and not played.failed and all(turn is None or turn < len(played.turns) for turn, _ in scores):
+                played = with_scores(played, scores)
+            return Played(trajectory=played, continues=False)
         return Played(trajectory=trial.abandon(AgentError("the record has no further action")), continues=True)
-
-
-def _with_recorded_scores(played: Trajectory, recorded: Trajectory) -> Trajectory:
-    """Add the scores of the recorded judgments, since judges are not asked again."""
-    scores = recorded_scores(recorded.info)
-    if played.failed or not scores or any(turn is not None and turn >= len(played.turns) for turn, _ in scores):
-        return played
-    return with_scores(played, scores)
 
 
 _CONTINUES = "continues"
@@ -291,41 +287,40 @@ class Played:
 
 def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
     """Return the first difference between a replay and its record; None if there is none."""
+    return next(_differences(recorded, played), None)
+
+
+def _differences(recorded: Trajectory, played: Played) -> Iterator[Difference]:
+    """Yield the differences in order; what follows the first may only be a consequence of it."""
     now = played.trajectory
     num_common, num_seen = min(len(recorded.turns), len(now.turns)), (0, 0)
     for k, (before, after) in enumerate(zip(recorded.turns, now.turns, strict=False)):
         seen = recorded.messages[num_seen[0] : before.message_index], now.messages[num_seen[1] : after.message_index]
-        difference = _compare_observations(k, *seen)
-        if difference is None and (recorded.failed or now.failed) and k == num_common - 1:
-            difference = _compare_ends(recorded, played)  # a step that raised has no reward, so compare the ends
-        if difference is None:
-            difference = _compare_turns(k, before, after)
-        if difference is not None:
-            return difference
+        yield from _compare_observations(k, *seen)
+        if (recorded.failed or now.failed) and k == num_common - 1:
+            yield from _compare_ends(recorded, played)  # a step that raised has no reward, so compare the ends
+        yield from _compare_turns(k, before, after)
         num_seen = before.message_index + 1, after.message_index + 1
     if not recorded.turns and recorded.messages and now.messages:
-        difference = _compare_observations(0, recorded.messages, now.messages)
-        if difference is not None:
-            return difference
-    difference = _compare_ends(recorded, played)
+        yield from _compare_observations(0, recorded.messages, now.messages)
+    yield from _compare_ends(recorded, played)
     last = recorded.messages[num_seen[0] :], now.messages[num_seen[1] :]
     # Records may lack the last message if the environment added it only in a later version.
-    if difference is None and recorded.turns and not recorded.failed and last[0]:
-        difference = _compare_observations(len(recorded.turns), *last)
-    return difference
+    if recorded.turns and not recorded.failed and last[0]:
+        yield from _compare_observations(len(recorded.turns), *last)
 
 
-def _compare_observations(turn: int, before: Sequence[Message], after: Sequence[Message]) -> Difference | None:
-    if [*map(_content, before)] == [*map(_content, after)]:
-        return None
+def _compare_observations(turn: int, before: Sequence[Message], after: Sequence[Message]) -> Iterator[Difference]:
     pair = next((pair for pair in zip(before, after, strict=False) if _content(pair[0]) != _content(pair[1])), None)
-    if pair is None:  # one list is longer
-        return Difference(
+    if pair is not None:
+        texts = [one["content"] for one in pair]
+        if texts[0] == texts[1]:
+            texts = [f"{one['role']} {one.get('name', '')}: {one['content']}" for one in pair]
+        yield Difference(turn, "observation", *texts)
+    elif len(before) != len(after):
+        yield Difference(
             turn, "observation", *("\n\n".join(one["content"] for one in each) for each in (before, after))
         )
-    if pair[0]["content"] != pair[1]["content"]:
-        return Difference(turn, "observation", pair[0]["content"], pair[1]["content"])
-    return Difference(turn, "observation", *(f"{one['role']} {one.get('name', '')}: {one['content']}" for one in pair))
 
 
 def _content(message: Message) -> tuple[Any, ...]:
@@ -333,22 +328,22 @@ def _content(message: Message) -> tuple[Any, ...]:
     return message["role"], message["content"], message.get("name")
 
 
-def _compare_turns(k: int, before: Turn, after: Turn) -> Difference | None:
+def _compare_turns(k: int, before: Turn, after: Turn) -> Iterator[Difference]:
     if before.role != after.role:
-        return Difference(k, "role", shown(before.role), shown(after.role))
+        yield Difference(k, "role", shown(before.role), shown(after.role))
     if before.invalid != after.invalid:
-        return Difference(k, "invalid", str(before.invalid), str(after.invalid))
+        yield Difference(k, "invalid", str(before.invalid), str(after.invalid))
     if not _are_equal_maps(before.role_rewards or {}, after.role_rewards or {}):
-        return Difference(k, "rewards by role", shown(before.role_rewards), shown(after.role_rewards))
-    # With rewards by role, a turn's reward depends on later turns, so the rewards of each step are compared above.
-    has_roles = before.role_rewards is not None or after.role_rewards is not None
-    if not (has_roles or _are_equal(before.reward, after.reward)):
-        return Difference(k, "reward", f"{before.reward!r}", f"{after.reward!r}")
-    is_same = has_roles or _are_equal_maps(before.components or {}, after.components or {})
-    return None if is_same else Difference(k, "named rewards", shown(before.components), shown(after.components))
+        yield Difference(k, "rewards by role", shown(before.role_rewards), shown(after.role_rewards))
+    if before.role_rewards is not None or after.role_rewards is not None:
+        return  # then a turn's reward depends on later turns, so the rewards of each step are compared above
+    if not _are_equal(before.reward, after.reward):
+        yield Difference(k, "reward", f"{before.reward!r}", f"{after.reward!r}")
+    if not _are_equal_maps(before.components or {}, after.components or {}):
+        yield Difference(k, "named rewards", shown(before.components), shown(after.components))
 
 
-def _compare_ends(recorded: Trajectory, played: Played) -> Difference | None:
+def _compare_ends(recorded: Trajectory, played: Played) -> Iterator[Difference]:
     now = played.trajectory
     turn = max(0, len(now.turns) - 1)
     # The agent failed after the environment had requested an action.
@@ -358,20 +353,19 @@ def _compare_ends(recorded: Trajectory, played: Played) -> Difference | None:
     # If the environment failed in both, the errors may differ only in memory addresses and times.
     both_failed = recorded.failed and now.failed and not (has_requested or played.continues)
     if before != after and not both_failed:
-        return Difference(turn, "stop reason", before, after)
+        yield Difference(turn, "stop reason", before, after)
     if has_requested or both_failed:
-        return None
+        return
     if recorded.success != now.success:
-        return Difference(turn, "success", str(recorded.success), str(now.success))
+        yield Difference(turn, "success", str(recorded.success), str(now.success))
     if not _are_equal(recorded.final_reward, now.final_reward):
-        return Difference(turn, "final reward", f"{recorded.final_reward!r}", f"{now.final_reward!r}")
+        yield Difference(turn, "final reward", f"{recorded.final_reward!r}", f"{now.final_reward!r}")
     for before, after in (
         (recorded.final_rewards, now.final_rewards),
         (recorded.final_components or {}, now.final_components or {}),
     ):
         if not _are_equal_maps(before, after):
-            return Difference(turn, "final reward", shown(before), shown(after))
-    return None
+            yield Difference(turn, "final reward", shown(before), shown(after))
 
 
 def _end(trajectory: Trajectory) -> str:

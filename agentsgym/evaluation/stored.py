@@ -146,17 +146,14 @@ class StoredEvaluation:
                     rows[place] = row
             if rows and self._run is None:
                 self._run = table.column("run")[max(rows.values())].as_py()
-            self._drop_incomplete(rows, num_rollouts)
-            in_store_order = sorted(rows.items(), key=itemgetter(1))  # reads each file of the store once
-            self.known = {place: replace(store[row], task_index=place[0]) for place, row in in_store_order}
+            sizes = Counter(task_index for task_index, _ in rows)
+            self.known = {
+                place: replace(store[row], task_index=place[0])
+                for place, row in sorted(rows.items(), key=itemgetter(1))  # in this order, each file is read once
+                # An incomplete task group is played again if a hook takes its rollouts at once.
+                if sizes[place[0]] == num_rollouts or not takes_groups(self._envs[place[0]])
+            }
         self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
-
-    def _drop_incomplete(self, rows: dict[tuple[int, int], int], num_rollouts: int) -> None:
-        """Forget the rollouts of task groups that a hook takes at once if some are missing."""
-        sizes = Counter(task_index for task_index, _ in rows)
-        for place in [*rows]:
-            if sizes[place[0]] < num_rollouts and takes_groups(self._envs[place[0]]):
-                del rows[place]
 
     def play_missing(
         self, trials: Sequence[Trial], policy: FailurePolicy, on_finish: OnFinish, **options: Any

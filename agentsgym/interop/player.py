@@ -10,7 +10,6 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from accelerate import PartialState
 from transformers import TrainerCallback
 
 from agentsgym.agents.base import as_agent
@@ -25,8 +24,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.environments import Environments, group_seeds
 from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError, TooManyFailuresError
-from agentsgym.interop.settings import check_environment
-from agentsgym.ranks import DeferredError, all_gather_objects, raise_on_all_ranks
+from agentsgym.ranks import DeferredError, all_gather_objects, process_state, raise_on_all_ranks
 from agentsgym.texts import shown
 from agentsgym.types import Trajectory
 
@@ -134,7 +132,8 @@ class GroupPlayer:
             step: The number of optimizer steps so far.
             is_training: Whether the rollouts are for training.
         """
-        rank, num_ranks = _place_among_ranks()
+        state = process_state()
+        rank = state.process_index
         with raise_on_all_ranks():
             check_groups(rows, num_rows, first=rank * len(rows))
         if num_rollouts != num_rows:
@@ -144,7 +143,7 @@ class GroupPlayer:
         if is_training:
             seed_parts = (self._args.seed, "train", self._numbers.next_training(self._args, step))
         else:
-            seed_parts = (self._args.seed, "eval", self._numbers.next_evaluation(len(rows) * num_ranks))
+            seed_parts = (self._args.seed, "eval", self._numbers.next_evaluation(len(rows) * state.num_processes))
         trajectories, scored = self._play(rows, places, seed_parts, step)
         with raise_on_all_ranks():  # a custom estimator may fail on one rank only
             local_indices = range(first, first + len(rows))
@@ -156,7 +155,7 @@ class GroupPlayer:
         self, rows: Sequence[DatasetRow], places: Sequence[tuple[int, int]], seed_parts: Sequence[Any], step: int
     ) -> tuple[list[Trajectory], list[ScoredRollout]]:
         """Collective: return the rollouts of this process, and the estimator inputs of all processes."""
-        first, error = _place_among_ranks()[0] * len(rows), DeferredError()
+        first, error = process_state().process_index * len(rows), DeferredError()
         trials, trajectories, found = list[Any](), list[Trajectory](), list[tuple[ScoredRollout, str | None]]()
         with error.capturing():
             trials = self.environments.trials(
@@ -254,12 +253,6 @@ def check_groups(rows: Sequence[DatasetRow], num_rows: int, *, first: int) -> No
             )
 
 
-def _place_among_ranks() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes."""
-    state: Any = PartialState()
-    return state.process_index, state.num_processes
-
-
 def _environment(env: Any, tokenizer: Any) -> MultistepEnv | None:
     if env is None or isinstance(env, MultistepEnv):
         if env is not None and env.tokenizer is None:
@@ -273,3 +266,13 @@ def _environment(env: Any, tokenizer: Any) -> MultistepEnv | None:
             f"env must be a MultistepEnv, a function that returns one given a tokenizer, or None, got {shown(env)}"
         )
     return made
+
+
+def check_environment(env: MultistepEnv) -> None:
+    """Raise :class:`ConfigError` if an environment's rollouts are not a single sequence of tokens."""
+    history = env.env_config["history"]
+    if history != "append":
+        raise ConfigError(
+            f"env_config['history']={history!r} rewrites history, but rollout_func must return a rollout as "
+            "one sequence of tokens: use history='append', or train with GRPOEnvTrainer(layout='turn')"
+        )

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from agentsgym.agents.base import finish_agent
-from agentsgym.agents.cache import request_key
-from agentsgym.agents.calls import Caller, Cost, UnreadableError
+from agentsgym.agents.calls import Caller, Cost, UnreadableError, request_key
 from agentsgym.envs.finished import Change, RolloutHook, hooks_of
 from agentsgym.errors import AgentError, ConfigError, JudgeError
 from agentsgym.event_loop import gathered, on_agents_loop, run_coroutine

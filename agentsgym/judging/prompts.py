@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, cast
 
 from agentsgym.agents.calls import UnreadableError, quoted
@@ -276,15 +277,11 @@ def _conversation(trajectory: Trajectory, start: int, stop: int, max_characters:
     if sum(map(len, texts)) > max_characters:
         limit = max(_MIN_CHARACTERS, max_characters // len(texts))
         texts = [shortened(text, limit) for text in texts]
-    headings = [
-        f"--- the agent, turn {turns[at]}:" if at in turns else f"--- {_role(trajectory.messages[at])}:"
-        for at in range(start, min(stop, len(trajectory.messages)))
+    authors = [
+        f"the agent, turn {turns[at]}" if at in turns else _ROLES.get(str(message.get("role")), "the environment")
+        for at, message in enumerate(trajectory.messages[start:stop], start)
     ]
-    return "\n".join(f"{heading}\n{quoted(text)}" for heading, text in zip(headings, texts, strict=True))
-
-
-def _role(message: Mapping[str, Any]) -> str:
-    return _ROLES.get(str(message.get("role")), "the environment")
+    return "\n".join(f"--- {author}:\n{quoted(text)}" for author, text in zip(authors, texts, strict=True))
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
@@ -301,9 +298,5 @@ def _text_of(message: Mapping[str, Any]) -> str:
 def _num_common(trajectories: Sequence[Trajectory]) -> int:
     """Count the messages with which all rollouts begin, up to the first action."""
     first = [one.turns[0].message_index if one.turns else len(one.messages) for one in trajectories]
-    count = 0
-    for messages in zip(*(one.messages[:limit] for one, limit in zip(trajectories, first, strict=True)), strict=False):
-        if any(message != messages[0] for message in messages):
-            break
-        count += 1
-    return count
+    places = zip(*(one.messages[:limit] for one, limit in zip(trajectories, first, strict=True)), strict=False)
+    return len([*takewhile(lambda messages: all(message == messages[0] for message in messages), places)])

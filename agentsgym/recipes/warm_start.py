@@ -14,11 +14,10 @@ from agentsgym.envs.players import imitation_player, random_player, reference_pl
 from agentsgym.errors import ConfigError, StoreError, TemplateError
 from agentsgym.fields import has_str_keys, is_number
 from agentsgym.recipes.sections import PlacedError
-from agentsgym.recorded.replay import record_conversation
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of, shown
-from agentsgym.tokens.transcript import Transcript
+from agentsgym.tokens.transcript import Transcript, record_conversation
 from agentsgym.types import Action
 
 if TYPE_CHECKING:

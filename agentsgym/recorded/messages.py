@@ -12,11 +12,10 @@ from typing import Any, Final, Literal, TypedDict, Unpack, cast
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.errors import ConfigError, TemplateError, did_you_mean
 from agentsgym.fields import Check, is_dict, is_int, is_list, is_number, is_str, one_of, or_none, require
-from agentsgym.recorded.replay import record_conversation
 from agentsgym.texts import as_json, sentence_of, shown
 from agentsgym.tokens.calls.values import MalformedCallError, tool_call
 from agentsgym.tokens.chat_format import ChatFormat
-from agentsgym.tokens.transcript import Transcript
+from agentsgym.tokens.transcript import Transcript, record_conversation
 from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory, Turn
 
 ROLES: Final = ("system", "user", "assistant", "tool")

@@ -14,6 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from agentsgym.cached_folders import replacing
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.removed import REMOVED
 from agentsgym.reports.colors import AXIS, BLUE, FAINT_INK, INK, LINE, PAPER, REFERENCES, VERMILION
@@ -64,12 +65,8 @@ class Picture:
         """
         path = check_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            self.figure.savefig(partial, format="png")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as file:
+            self.figure.savefig(file, format="png")
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """Render the figure for a notebook, displayed at half its pixel size, for high-resolution screens."""

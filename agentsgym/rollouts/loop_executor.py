@@ -6,22 +6,23 @@ import asyncio
 import logging
 import time
 from concurrent.futures import wait
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from agentsgym.errors import EpisodeError
 from agentsgym.event_loop import agents_loop, run_on_loop
-from agentsgym.rollouts.interfaces import (
+from agentsgym.rollouts.scheduler import (
     BATCHING_WINDOW_S,
     GRACE_S,
     Finished,
     Input,
     Raised,
+    Scheduler,
     TrialGenerator,
     TrialOutcome,
     advance,
 )
-from agentsgym.rollouts.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class OwnExecutor:
                     self._on_loop.advance({index: given})
                     continue
                 generator = generators[index] = trial.play()
-            try:  # like interfaces.advance, inlined for a shorter traceback; any other exception ends the run
+            try:  # like scheduler.advance, inlined for a shorter traceback; any other exception ends the run
                 outcome = generator.throw(given) if isinstance(given, EpisodeError) else generator.send(given)  # type: ignore[arg-type]  # None starts it
             except StopIteration as stop:
                 outcome = Finished(stop.value)
@@ -92,6 +93,7 @@ class OwnExecutor:
             self._on_loop.close()
 
 
+@dataclass(slots=True, eq=False)
 class _Step:
     """One step of one trial.
 
@@ -100,17 +102,12 @@ class _Step:
         generator: The trial's generator.
         task: The step's task; None before the loop knows it.
         since: When it began, on the monotonic clock; None before.
-        is_abandoned: Whether nobody waits for it any more.
     """
 
-    __slots__ = ("generator", "index", "is_abandoned", "since", "task")
-
-    def __init__(self, index: int, generator: TrialGenerator[Any]) -> None:
-        self.index = index
-        self.generator = generator
-        self.task: asyncio.Task[None] | None = None
-        self.since: float | None = None
-        self.is_abandoned = False
+    index: int
+    generator: TrialGenerator[Any]
+    task: asyncio.Task[None] | None = None
+    since: float | None = None
 
 
 class LoopExecutor:
@@ -159,7 +156,7 @@ class LoopExecutor:
             logger.warning("some episodes were still being closed %s s after their trials were canceled", GRACE_S)
 
     def _stepped(self, step: _Step, outcome: TrialOutcome) -> None:
-        if self._steps.get(step.index) is step:
+        if self._steps.get(step.index) is step:  # otherwise it was abandoned
             del self._steps[step.index]
             if isinstance(outcome, Finished | Raised):
                 del self._generators[step.index]
@@ -169,17 +166,14 @@ class LoopExecutor:
 
     def _start(self, started: list[tuple[_Step, Input]]) -> None:
         for step, given in started:
-            if not step.is_abandoned:
-                step.task = asyncio.ensure_future(self._run(step, given))
+            step.task = asyncio.ensure_future(self._run(step, given))
 
     async def _run(self, step: _Step, given: Input) -> None:
         step.since = time.monotonic()
         outcome = await run_on_loop(advance, step.generator, given)
-        if not step.is_abandoned:  # otherwise its hook caught the cancellation
-            self._scheduler.post(self._stepped, step, outcome)
+        self._scheduler.post(self._stepped, step, outcome)
 
     def _cancel(self, step: _Step) -> None:
-        step.is_abandoned = True
         ending = asyncio.ensure_future(self._end(step))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)

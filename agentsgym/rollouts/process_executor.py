@@ -10,8 +10,7 @@ from typing import Any
 
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
 from agentsgym.interruptions import attempt
-from agentsgym.rollouts.interfaces import Finished, Input, Raised
-from agentsgym.rollouts.scheduler import Scheduler
+from agentsgym.rollouts.scheduler import Finished, Input, Raised, Scheduler
 from agentsgym.rollouts.worker_set import RemoteTrial, WorkerLimits, WorkerSet, place
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 from agentsgym.rollouts.workers.wire import (

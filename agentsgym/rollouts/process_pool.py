@@ -8,9 +8,8 @@ from typing import Any, Self
 
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.interfaces import Executor
 from agentsgym.rollouts.process_executor import ProcessExecutor
-from agentsgym.rollouts.scheduler import Scheduler
+from agentsgym.rollouts.scheduler import Executor, Scheduler
 from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet
 from agentsgym.rollouts.workers.handle import WorkerHandle
 

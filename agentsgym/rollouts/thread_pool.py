@@ -6,23 +6,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from queue import SimpleQueue
 from typing import Any, Self
 
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, require
-from agentsgym.rollouts.interfaces import (
+from agentsgym.rollouts.scheduler import (
     GRACE_S,
     Executor,
     Finished,
     Input,
     Raised,
+    Scheduler,
     TrialGenerator,
     TrialOutcome,
     advance,
 )
-from agentsgym.rollouts.scheduler import Scheduler
 
 
 class EnvThreadPool:
@@ -97,10 +98,8 @@ class EnvThreadPool:
 
     def give_up(self, job: _Job) -> bool:
         """Stop waiting for a step and replace its thread; return whether the step was still running."""
-        with job.lock:
-            if job.phase is not _Phase.RUNNING or job.thread is None:
-                return False
-            job.phase = _Phase.GIVEN_UP
+        if job.thread is None or not job.change(_Phase.RUNNING, _Phase.GIVEN_UP):
+            return False
         self._threads.discard(job.thread)
         self._start_thread()
         return True
@@ -121,44 +120,30 @@ class _Phase(Enum):
     GIVEN_UP = "given up"
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
     """One step of one trial."""
 
-    __slots__ = ("executor", "generator", "given", "index", "lock", "phase", "since", "thread")
+    executor: _ThreadExecutor
+    index: int
+    generator: TrialGenerator[Any]
+    given: Input
+    phase: _Phase = _Phase.WAITING
+    since: float = 0.0
+    thread: threading.Thread | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(self, executor: _ThreadExecutor, index: int, generator: TrialGenerator[Any], given: Input) -> None:
-        self.executor = executor
-        self.index = index
-        self.generator = generator
-        self.given = given
-        self.phase = _Phase.WAITING
-        self.since = 0.0
-        self.thread: threading.Thread | None = None
-        self.lock = threading.Lock()
-
-    def begin(self) -> bool:
-        """Mark the job as running; return False if it was given up."""
+    def change(self, before: _Phase, after: _Phase) -> bool:
+        """Change the phase; return False if it is another one than ``before``."""
         with self.lock:
-            if self.phase is _Phase.GIVEN_UP:
+            if self.phase is not before:
                 return False
-            self.thread, self.since, self.phase = threading.current_thread(), time.monotonic(), _Phase.RUNNING
-        return True
-
-    def end(self) -> bool:
-        """Mark the job as done; return False if it was given up."""
-        with self.lock:
-            if self.phase is _Phase.GIVEN_UP:
-                return False
-            self.phase = _Phase.DONE
+            self.phase = after
         return True
 
     def drop(self) -> bool:
         """Cancel the job if it has not started; return whether it was canceled."""
-        with self.lock:
-            if self.phase is not _Phase.WAITING:
-                return False
-            self.phase = _Phase.GIVEN_UP
-        return True
+        return self.change(_Phase.WAITING, _Phase.GIVEN_UP)
 
 
 def _end_threads(jobs: SimpleQueue[_Job | None], threads: set[threading.Thread]) -> None:
@@ -170,9 +155,10 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
     """Run steps until the pool is closed or this thread is replaced."""
     while (job := jobs.get()) is not None:
         outcome = None
-        if job.begin():
+        job.thread, job.since = threading.current_thread(), time.monotonic()
+        if job.change(_Phase.WAITING, _Phase.RUNNING):
             outcome = advance(job.generator, job.given)
-            if not job.end():
+            if not job.change(_Phase.RUNNING, _Phase.DONE):
                 job.generator.close()
                 return
             job.executor.done(job.index, outcome)

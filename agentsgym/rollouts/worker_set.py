@@ -9,7 +9,7 @@ from typing import Any
 
 from agentsgym.errors import EnvError, EpisodeError
 from agentsgym.interruptions import attempt
-from agentsgym.rollouts.interfaces import Finished, PlayableTrial, Raised
+from agentsgym.rollouts.scheduler import Finished, PlayableTrial, Raised
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 from agentsgym.rollouts.workers.wire import RequestDelta, TrialEnd, WireInput
 from agentsgym.texts import sentence_of

@@ -28,7 +28,7 @@ from agentsgym.envs.AgentProgram.session import Session
 from agentsgym.errors import AgentsGymError, EnvError, check_options
 from agentsgym.event_loop import agents_loop, run_coroutine
 from agentsgym.fields import is_int, is_seconds, or_none, require
-from agentsgym.rollouts.stream import TrialStream
+from agentsgym.rollouts.driver import TrialStream
 from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentsgym.credit.components import amounts_of, names_of
+from agentsgym.credit.rewards import indices_by_key
 from agentsgym.types import StopReason
 
 
@@ -169,7 +170,4 @@ def by_label(labels: Iterable[str]) -> dict[str, list[int]]:
     >>> by_label(["maze", "guess", "maze"])
     {'guess': [1], 'maze': [0, 2]}
     """
-    found: dict[str, list[int]] = {}
-    for index, label in enumerate(labels):
-        found.setdefault(label, []).append(index)
-    return dict(sorted(found.items()))
+    return dict(sorted(indices_by_key(labels).items()))

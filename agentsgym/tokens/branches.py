@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from agentsgym.errors import TemplateError
@@ -91,7 +92,8 @@ class BranchingTranscript(Transcript):
             RuntimeError: The last observation is still waiting for its action.
         """
         mark = self._new_mark()
-        digests = _digests(messages, tools)
+        # Of each beginning of the conversation, from its first message to all of them.
+        _, *digests = accumulate(messages, _digest, initial=_hash(_canonical([*tools]) if tools else ""))
         chat_format = self._format_of(tools)
         found = next((self._answered[one] for one in reversed(digests[:-1]) if one in self._answered), None)
         new = None if found is None else self._continuation(chat_format, found, messages[found.num_messages :])
@@ -153,15 +155,14 @@ class BranchingTranscript(Transcript):
         self, chat_format: ChatFormat | None, answered: _Answered, new: Sequence[Message]
     ) -> list[int] | None:
         """The tokens that new messages add after an answer; None if the template cannot append them."""
-        token_ids: list[int] = []
-        if chat_format is not None:
-            try:
-                labeled = with_call_ids(new, *answered.calls) if any(one["role"] == "tool" for one in new) else new
-                scaffold, contents = chat_format.observation(labeled, answered.ended_by)
-                scaffold.write(contents, token_ids)
-            except TemplateError:
-                return None
-        return token_ids
+        if chat_format is None:
+            return []
+        try:
+            labeled = with_call_ids(new, *answered.calls) if any(one["role"] == "tool" for one in new) else new
+            scaffold, contents = chat_format.observation(labeled, answered.ended_by)
+            return scaffold.write(contents)
+        except TemplateError:
+            return None
 
     def _write(
         self, mark: Mark, found: _Answered | None, new: list[int], messages: Sequence[Message], num_known: int
@@ -200,18 +201,8 @@ def _whole(chat_format: ChatFormat | None, messages: Sequence[Message]) -> list[
         return []
     if any(message["role"] in {"assistant", "tool"} for message in messages):
         return chat_format.render(messages)
-    token_ids: list[int] = []
     scaffold, contents = chat_format.observation(messages, None, is_first=True)
-    scaffold.write(contents, token_ids)
-    return token_ids
-
-
-def _digests(messages: Sequence[Message], tools: Tools) -> list[bytes]:
-    """A digest of each beginning of a conversation, from its first message to all of them."""
-    digests = [_hash(_canonical([*tools]) if tools else "")]
-    for message in messages:
-        digests.append(_digest(digests[-1], message))
-    return digests[1:]
+    return scaffold.write(contents)
 
 
 def _digest(before: bytes, message: Message) -> bytes:

@@ -350,8 +350,7 @@ class ChatFormat:
             TemplateError: See :meth:`observation` and :meth:`Scaffold.write`.
         """
         scaffold, contents = self.observation(messages, ended_by)
-        token_ids: list[int] = []
-        scaffold.write(contents, token_ids)
+        token_ids = scaffold.write(contents)
         text = "" if self._template is None else self._template.generation_prompt()
         if text is None:
             return None
@@ -367,9 +366,9 @@ class ChatFormat:
         """
         if self._tool_format is not None and ("tool_calls" in message or "reasoning_content" in message):
             return self._tool_format.write(message)
-        token_ids = _written(self._answer, message)
+        token_ids = self._answer.write([message["content"]])
         if self._end.text:  # its tokens may merge with the answer's
-            return token_ids, _written(self._closed_answer, message)
+            return token_ids, self._closed_answer.write([message["content"]])
         return token_ids, [*token_ids, *self.end_of_turn_ids]
 
     def truncated_text(self, ids: Sequence[int]) -> str:
@@ -426,10 +425,8 @@ class ChatFormat:
         """Find what the template renders around an answer, so that text gets the ids that a model would sample."""
         try:
             prompt, lead = template.answer_lead()
-        except (
-            TemplateError
-        ):  # e.g. a template that rejects conversations of this length, allowed with history="rerender"
-            prompt, lead = "", ""
+        except TemplateError:
+            prompt, lead = "", ""  # a template that rejects conversations of this length may be re-rendered each turn
         self._lead = self._vocabulary.pattern.sub("", lead)
         # A control token at the end of the prompt may absorb the white space at the beginning of the answer.
         last = next((match for match in self._vocabulary.pattern.finditer(prompt) if match.end() == len(prompt)), None)
@@ -456,12 +453,6 @@ def _warn_if_tools_are_hidden(known: ChatFormat) -> None:
             "form <tool_call>{json}</tool_call>",
             tokenizer.name_or_path or type(tokenizer).__name__,
         )
-
-
-def _written(scaffold: Scaffold, message: Message) -> list[int]:
-    token_ids: list[int] = []
-    scaffold.write([message["content"]], token_ids)
-    return token_ids
 
 
 def _fingerprint(tokenizer: Any) -> tuple[Any, ...]:

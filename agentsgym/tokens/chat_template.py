@@ -136,7 +136,7 @@ class Template:
         try:
             return self.render(messages, add_prompt=add_prompt)
         except TemplateError as error:
-            if len(messages) < 2 or messages[0]["role"] != "system" or not _works(self.render, messages[1:]):
+            if len(messages) < 2 or messages[0]["role"] != "system" or not works(self.render, messages[1:]):
                 raise
             raise TemplateError(f"{error}; to fix it: {_NO_SYSTEM}") from error.__cause__
 
@@ -346,7 +346,7 @@ class Template:
             has_system = find == self._opening and roles[0] == "system" and len(roles) > 1
             ways = [
                 *self._other_roles(find, roles),
-                *([_NO_SYSTEM] if has_system and _works(find, roles[1:]) else []),
+                *([_NO_SYSTEM] if has_system and works(find, roles[1:]) else []),
                 *([RERENDER] if shows else []),
                 OTHER_TEMPLATE,
             ]
@@ -359,7 +359,7 @@ class Template:
                 other = roles
                 for _, step in steps:
                     other = step(other)
-                if other != roles and _works(find, other):
+                if other != roles and works(find, other):
                     return [" and ".join(words for words, _ in steps)]
         return []
 
@@ -377,7 +377,8 @@ class Template:
         return False
 
 
-def _works(run: Callable[[T], object], given: T) -> bool:
+def works(run: Callable[[T], object], given: T) -> bool:
+    """Whether the template can do this."""
     try:
         run(given)
     except TemplateError:

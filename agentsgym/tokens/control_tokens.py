@@ -78,27 +78,27 @@ class Scaffold(NamedTuple):
     acts_on: Callable[[str], bool] | None
     rerender: Callable[[list[str]], list[int]] | None
 
-    def write(self, contents: list[str], token_ids: list[int]) -> None:
-        """Append the ids of an observation with these contents.
+    def write(self, contents: list[str]) -> list[int]:
+        """Return the ids of an observation with these contents.
 
         Raises:
             TemplateError: A content contains a word that makes the template change later turns.
         """
         if self.rerender is not None and self.acts_on is not None and any(map(self.acts_on, contents)):
-            token_ids += self.rerender(contents)
-            return
+            return self.rerender(contents)
         if self.changes is not None:
             contents = [
                 content if change is None else change(content)
                 for change, content in zip(self.changes, contents, strict=True)
             ]
-        token_ids += self.head
+        token_ids = [*self.head]
         for before, fills, strip, encode, after in self.pieces:
             text = before
             for index, behind in fills:
                 text += contents[index] + behind
             token_ids += encode(text if strip is None else strip(text))
             token_ids += after
+        return token_ids
 
 
 class Vocabulary:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import TemplateError
-from agentsgym.tokens.chat_template import ANOTHER_TIME, Template
+from agentsgym.tokens.chat_template import ANOTHER_TIME, Template, works
 from agentsgym.tokens.control_tokens import Vocabulary
 from agentsgym.tokens.sentinels import (
     ANSWER,
@@ -287,17 +288,10 @@ class ToolTemplate:
             self.prints_ids = self.results(("tool",), one) != self.results(("tool",), other)
         except TemplateError:
             return
-        try:
-            self.results(("tool",), long)
-        except TemplateError:
-            self._short_ids = True
+        self._short_ids = not works(partial(self.results, ("tool",)), long)
 
     def _accepts(self, messages: Conversation) -> bool:
-        try:
-            self._render(messages, add_prompt=False)
-        except TemplateError:
-            return False
-        return True
+        return works(partial(self._render, add_prompt=False), messages)
 
     def _cut(self, before: Conversation, roles: Roles, answered: Answered) -> tuple[str, int]:
         """Render an observation of padded sentinels after a call, and find where the turn of the call ends."""

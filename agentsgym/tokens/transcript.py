@@ -13,9 +13,11 @@ a new segment, which begins with the complete new prompt; inside a segment the i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from agentsgym.errors import ConfigError
+from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ENDED_BY_TEXT, ChatFormat
 from agentsgym.tokens.tool_messages import structured_calls, with_call_ids, with_text_calls
 from agentsgym.types import Action, Message, ToolCall
@@ -108,7 +110,7 @@ class Transcript:
             rendered = [*self.messages, *messages]
         if self.chat_format is not None and rendered is None:
             scaffold, contents = self.chat_format.observation(messages, self._ended_by, is_first=not self.messages)
-            scaffold.write(contents, self.token_ids)
+            self.token_ids += scaffold.write(contents)
         elif self.chat_format is not None and rendered is not None:
             prompt, current = self.chat_format.render(rendered), self.token_ids
             if prompt[: len(current)] == current:  # it only extends the record
@@ -246,3 +248,52 @@ class Transcript:
         elif calls:
             answer = with_text_calls({**answer, "tool_calls": calls})
         return answer
+
+
+class AnswerSpan(NamedTuple):
+    """The location of an assistant message in the tokens, as in :class:`~agentsgym.types.Turn`."""
+
+    start: int
+    stop: int
+    prompt_start: int
+
+
+def record_conversation(
+    transcript: Transcript, messages: Sequence[Message], actions: Mapping[int, Action], chat_format: ChatFormat | None
+) -> list[AnswerSpan]:
+    """Record a conversation in a transcript, as an environment does with an agent that responds in text.
+
+    Messages after the last assistant message are not recorded. ``actions`` has the action of each assistant message by
+    the message's index, in order.
+
+    Returns:
+        The location of each assistant message.
+
+    Raises:
+        ConfigError: An assistant message follows no other message, or contains a word unknown to the tokenizer.
+        TemplateError: The chat template rejects the messages.
+    """
+    spans: list[AnswerSpan] = []
+    next_index = 0
+    for turn, (index, action) in enumerate(actions.items()):
+        if index == next_index:
+            problem = (
+                f"directly follows another one, messages[{index - 1}]: merge the two, or add a message between them"
+                if index
+                else "is the first message: add a message before it"
+            )
+            raise ConfigError(f"the assistant message messages[{index}] {problem}")
+        transcript.observe(messages[next_index:index])
+        prompt_start = transcript.segment_start
+        start, stop = transcript.act(action)
+        if chat_format is not None:
+            ids = transcript.record()[start:stop]
+            # Some tokenizers use one token for end of turn and unknown words.
+            if ids and ids[-1] in chat_format.stop_token_ids:
+                ids = ids[:-1]
+            unknown = getattr(chat_format.tokenizer, "unk_token_id", None)
+            if unknown is not None and unknown in ids:
+                raise ConfigError(f"the tokenizer cannot encode part of {shown(action.text, 60)} (turn {turn})")
+        spans.append(AnswerSpan(start, stop, prompt_start))
+        next_index = index + 1
+    return spans

@@ -28,8 +28,7 @@ from agentsgym import (
 from agentsgym.envs.Tools import SessionTools, ToolEnv
 from agentsgym.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.interruptions import Interruption
-from agentsgym.rollouts.driver import drive
-from agentsgym.rollouts.stream import TrialStream
+from agentsgym.rollouts.driver import TrialStream, drive
 from agentsgym.types import StopReason, ToolCall, Trajectory
 
 LIMIT_S = 60.0  # for what ends at once unless it hangs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel, make_pipe
+from agentsgym.rollouts.workers.wire import BrokenChannelError, Channel, make_pipe
 
 PAYLOADS = [b"", b"x", b"two words", bytes(200_000)]
 

@@ -14,9 +14,8 @@ import pytest
 from agentsgym.agents.base import Agent, AsyncAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import AgentsGymError
-from agentsgym.rollouts.driver import ConcurrentCaller
+from agentsgym.rollouts.driver import ConcurrentCaller, TrialStream
 from agentsgym.rollouts.process_pool import EnvProcessPool
-from agentsgym.rollouts.stream import TrialStream
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.types import Action, Trajectory, TurnRequest
 

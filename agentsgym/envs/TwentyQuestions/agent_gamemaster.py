@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 from weakref import WeakValueDictionary
 
-from agentsgym.agents.cache import request_key
-from agentsgym.agents.calls import Caller, Cost, UnreadableError, quoted
+from agentsgym.agents.calls import Caller, Cost, UnreadableError, quoted, request_key
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES, Gamemaster, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge

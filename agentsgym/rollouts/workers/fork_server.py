@@ -1,7 +1,7 @@
 """Make the fork server, the only process that imports this module, exit after its workers.
 
 When a pool's owner exits, its fork server exits as well, and the kernel then kills the workers (see
-:mod:`agentsgym.rollouts.workers.owner_watch`). Since workers that notice the owner's exit close their episodes first,
+:mod:`agentsgym.rollouts.workers.main`). Since workers that notice the owner's exit close their episodes first,
 the fork server waits for them briefly.
 
 It also ignores signals that are sent to all processes of a job but meant for the owner: otherwise no worker could be

@@ -16,10 +16,8 @@ from typing import Any
 import psutil
 
 from agentsgym.processes import kill_group
-from agentsgym.rollouts.interfaces import GRACE_S
-from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel, make_pipe
-from agentsgym.rollouts.workers.main import serve
-from agentsgym.rollouts.workers.owner_watch import LOST_CONNECTION
+from agentsgym.rollouts.scheduler import GRACE_S
+from agentsgym.rollouts.workers.main import LOST_CONNECTION, serve
 from agentsgym.rollouts.workers.wire import (
     CLOSE,
     CLOSED,
@@ -30,7 +28,10 @@ from agentsgym.rollouts.workers.wire import (
     NO_TRIAL,
     READY,
     SHUTDOWN,
+    BrokenChannelError,
+    Channel,
     WorkItem,
+    make_pipe,
 )
 
 MEGABYTE = 1_000_000

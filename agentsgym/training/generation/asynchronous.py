@@ -28,7 +28,7 @@ from agentsgym.envs.finished import FinishedRollouts
 from agentsgym.envs.play import prepare_play, retry_of
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import DeferredError, all_gather_objects, process_state
-from agentsgym.rollouts.stream import TrialStream
+from agentsgym.rollouts.driver import TrialStream
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.generation.in_flight import GroupsInFlight, TaskOrder, TaskSource
@@ -92,7 +92,7 @@ class RolloutsAhead:
             agent: The agent that acts.
             policy: Determines how often a failed rollout is retried.
             num_batches: Number of generation batches in the run; None if unknown.
-            **options: See :class:`~agentsgym.rollouts.stream.TrialStream`.
+            **options: See :class:`~agentsgym.rollouts.driver.TrialStream`.
         """
         self.waited_s = 0.0
         self._in_flight, self._groups = in_flight, groups

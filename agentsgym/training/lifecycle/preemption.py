@@ -23,7 +23,7 @@ import torch
 from transformers import TrainerCallback
 
 from agentsgym.ranks import RolloutsAbortedError
-from agentsgym.rollouts.interfaces import GRACE_S
+from agentsgym.rollouts.scheduler import GRACE_S
 from agentsgym.training.lifecycle.resuming import take_generator_states
 from agentsgym.training.lifecycle.signals import DEFAULTS, ReceivedSignal, SignalWatch
 
