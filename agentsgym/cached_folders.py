@@ -75,8 +75,12 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[IO[bytes]]:
+def replacing(path: Path, *, is_synced: bool = True) -> Generator[IO[bytes]]:
     """Open a temporary file, which is synced to disk and renamed to ``path`` at the end of the block.
+
+    Args:
+        path: The file.
+        is_synced: False for a file whose loss costs little, since waiting for the disk may take milliseconds.
 
     Raises:
         OSError: The file cannot be written; no partial file remains.
@@ -85,8 +89,9 @@ def replacing(path: Path) -> Generator[IO[bytes]]:
     try:
         with unfinished.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException:
         with suppress(OSError):

@@ -356,7 +356,7 @@ class AnswerCache:
         file = self._file(key)
         try:
             file.parent.mkdir(exist_ok=True)
-            with replacing(file) as written:
+            with replacing(file, is_synced=False) as written:  # on the agents' loop
                 written.write(json.dumps({"messages": [*messages], "answer": answer}).encode())
         except OSError as error:
             if not self._is_warned:
