@@ -127,17 +127,18 @@ def test_an_interruption_cancels_what_waits_and_closes_every_episode(make_agent:
         pass
 
     env, checks = AsyncPlayground(), iter(range(1000))
+    trials = env.trials([{"task_data": task} for task in tasks("a wait", "a b c d e", "wait", "a wait")])
+
+    def begun() -> set[str]:
+        return {one.session_id for one in trials if one.conversation.transcript.messages}
 
     def interrupt() -> None:
-        if next(checks) == 5:
+        if begun() and next(checks) == 5:
             raise Stop
 
-    trials = env.trials([{"task_data": task} for task in tasks("a wait", "a b c d e", "wait", "a wait")])
     with pytest.raises(Stop):
         drive(trials, make_agent(), interrupt=interrupt, max_concurrent=3)
-    begun = [one.session_id for one in trials if one.conversation.transcript.messages]
-    assert begun
-    assert set(begun) <= set(env.closed)
+    assert begun() <= set(env.closed)
     assert not env.active_states
 
 
