@@ -59,24 +59,20 @@ COMMON_FIELDS: dict[str, Field] = {
 
 
 def validated_config(
-    given: Mapping[str, Any] | None,
-    fields: Mapping[str, Field],
-    defaults: Mapping[str, Any],
-    *,
-    added_keys: Collection[str] = (),
+    env_class: Any, given: Mapping[str, Any] | None, *, added_keys: Collection[str] = ()
 ) -> dict[str, Any]:
     """Check the given keys and fill in the rest.
 
     Args:
+        env_class: The environment's class, whose ``config_fields`` and ``default_config`` apply.
         given: The user's configuration, or None.
-        fields: All known keys.
-        defaults: Values that replace the fields' defaults.
         added_keys: Keys that were added by a constructor rather than by the user.
     """
     if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"env_config must be a dict or None, got {shown(given)}")
+    fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
     config = {key: field.default for key, field in fields.items()}
-    for name, values in (("default_config", defaults), ("env_config", given or {})):
+    for name, values in (("default_config", env_class.default_config), ("env_config", given or {})):
         for key, value in values.items():
             if key not in fields:
                 hint = did_you_mean(str(key), fields)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import Stepped
-from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets import questions
 from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, row_env, rows_of, task_seed
 from agentsgym.envs.datasets.sources import Column
@@ -323,7 +322,7 @@ def task_dataset(
         raise ConfigError(
             "data cannot be combined with task or difficulty, which select generated problems: set only one of the two"
         )
-    return rows_of(tasks, class_path(env_class), env_config, part, settings)
+    return rows_of(tasks, env_class, env_config, part, settings)
 
 
 def _answer(row: Mapping[str, Any], index: int) -> str:

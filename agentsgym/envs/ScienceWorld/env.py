@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.envs.ScienceWorld import SPEC
 from agentsgym.envs.ScienceWorld.engine import find_java
@@ -248,7 +247,7 @@ def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
     """Return rows of the training variations, or of the development or test variations."""
-    validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    validated_config(env_class, env_config)
     settings = checked_options(options, _OPTIONS if part == "train" else {**_OPTIONS, "split": _SPLIT})
     names: Sequence[str] = [*TASKS] if settings["tasks"] is None else settings["tasks"]
     for name in names:
@@ -258,4 +257,4 @@ def task_dataset(
         raise ConfigError("tasks must name at least one of ScienceWorld's tasks, got []")
     limit, split = settings["num_variations"], settings.get("split", "train")
     tasks = [{"task": name, "variation": index} for name in names for index in TASKS[name].indices(split)[:limit]]
-    return rows_of(tasks, class_path(env_class), env_config, part, settings)
+    return rows_of(tasks, env_class, env_config, part, settings)

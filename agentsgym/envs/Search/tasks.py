@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets import questions
 from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, names_in_part, row_env, rows_of
 from agentsgym.envs.datasets.sources import Column
@@ -83,4 +82,4 @@ def task_dataset(
         ]
     else:
         raise ConfigError(f"the corpus {shown(config['corpus'])} has no built-in questions: pass questions as data=…")
-    return rows_of(tasks, class_path(env_class), env_config, part, settings)
+    return rows_of(tasks, env_class, env_config, part, settings)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import (
@@ -181,7 +181,7 @@ def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
     """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``."""
-    config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    config = validated_config(env_class, env_config)
     checked_game_options(config["kind"], config["options"])
     if config["kind"] == FILES:
         settings = checked_options(options, _FILE_OPTIONS)
@@ -194,7 +194,7 @@ def task_dataset(
                     f"{shown(settings['files'])}"
                 )
         names = names_in_part([*map(str, files)], part, settings, "files")
-        return rows_of([{"file": name} for name in names], class_path(env_class), env_config, part, settings)
+        return rows_of([{"file": name} for name in names], env_class, env_config, part, settings)
     settings = checked_options(options, _GENERATION_OPTIONS)
     num_games: int = settings["num_games"] or settings["size"]
     games: list[int] = [task_seed(part, "textworld game", settings["seed"], game) % 2**31 for game in range(num_games)]

@@ -118,7 +118,7 @@ def names_in_part(
 
 def rows_of(
     tasks: Sequence[Mapping[str, Any]],
-    env_class_path: str,
+    env_class: type,
     env_config: Mapping[str, Any] | None,
     part: Part,
     settings: Mapping[str, Any],
@@ -130,6 +130,7 @@ def rows_of(
     Raises:
         ConfigError: A task or ``env_config`` is not plain JSON.
     """
+    env_class_path = class_path(env_class)
     generator = random.Random(derive_seed("rows", env_class_path, part, settings["seed"]))
     order = shuffled(tasks, settings["size"], generator)
     seeds = (task_seed(part, "task", env_class_path, settings["seed"], index) for index in range(len(order)))
