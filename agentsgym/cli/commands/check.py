@@ -14,7 +14,7 @@ from agentsgym.cli.console import UsageError, cell, out, print_json, print_text,
 from agentsgym.envs import PACKAGED
 
 if TYPE_CHECKING:
-    from agentsgym.envs.check.report import EnvReport
+    from agentsgym.envs.check.probe import EnvReport
     from agentsgym.record_audit import AuditReport
     from agentsgym.store.reader import RolloutStore
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.datasets.options import (
     COMMON_OPTIONS,
     CommonOptions,
@@ -20,6 +19,7 @@ from agentsgym.envs.datasets.options import (
 from agentsgym.envs.OpenEnv.conversion import NOT_SHOWN, Format, as_fields, fields_of, text_field
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.envs.OpenEnv.wire import Connection, RejectedActionError, get_json
+from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.Tools.results import as_text
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.fields import Field, or_none

@@ -25,8 +25,7 @@ from agentsgym.envs.check.plays import (
     record,
     replay,
 )
-from agentsgym.envs.check.probe import HookProbe, place_of_tool
-from agentsgym.envs.check.report import EnvReport
+from agentsgym.envs.check.probe import EnvReport, HookProbe, place_of_tool
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
 from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError

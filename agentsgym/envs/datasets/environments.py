@@ -1,8 +1,9 @@
-"""Build the environments that dataset rows name, one per class and configuration, and trials of their tasks."""
+"""Build the environments that dataset rows name and trials of their tasks; describe them in columns of a store."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from agentsgym.envs.trial import Trial
     from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 class Environments:
@@ -173,3 +176,19 @@ def same_tokenizer(one: Any, other: Any) -> bool:
     if one is None:
         return False
     return one is other or bool(one.get_vocab() == other.get_vocab() and one.chat_template == other.chat_template)
+
+
+def stored_columns(env: MultistepEnv, trajectory: Trajectory) -> dict[str, Any]:
+    """Return the columns that identify a rollout's environment: its class, its configuration and its tools.
+
+    Args:
+        env: The environment.
+        trajectory: The rollout. If it failed, its tools are not stored, since they may be the cause.
+    """
+    tools: Any = None
+    if not trajectory.failed:
+        try:
+            tools = env.tool_schemas or None
+        except Exception:  # user code or an unreachable server; the rollout is still stored
+            logger.exception("rollouts of %s are stored without tool schemas", type(env).__name__)
+    return {"env_class_path": class_path(type(env)), "env_config": env.env_config, "tools": tools}
