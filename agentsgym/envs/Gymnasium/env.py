@@ -14,9 +14,8 @@ from agentsgym.envs.contract import Stepped
 from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
 from agentsgym.envs.Gymnasium.creation import is_bare, make_env, render_modes, spec_of
-from agentsgym.envs.Gymnasium.descriptions import RENDERERS, EnvDescription, find_description
+from agentsgym.envs.Gymnasium.descriptions import RENDERERS, EnvDescription, Renderer, check_small, find_description
 from agentsgym.envs.Gymnasium.exact import ValueTable, legal_outcomes, value_table
-from agentsgym.envs.Gymnasium.rendering import Renderer, check_small
 from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, has_str_keys, is_str

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import Stepped
-from agentsgym.envs.datasets import questions
 from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, row_env, rows_of, task_seed
-from agentsgym.envs.datasets.sources import Column
+from agentsgym.envs.datasets.sources import QUESTION, QUESTION_OPTIONS, Column, questions_of_part, read_questions
 from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.envs.ReasoningEvals.extraction import (
     EXTRACTORS,
@@ -55,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TASK = "chain_sum"
 _ANY = Field(default=None, expected="anything", valid=lambda _: True)  # checked when problems are generated
-_OPTIONS: Mapping[str, Field] = {**questions.OPTIONS, "task": _ANY, "difficulty": _ANY}
+_OPTIONS: Mapping[str, Field] = {**QUESTION_OPTIONS, "task": _ANY, "difficulty": _ANY}
 _DEFAULT_SIZE = 1000  # for generated problems, which are unlimited
 _TRIES_BY_SHARE = 50  # with enough questions, all tries fail for one row in 1e21
 
@@ -290,7 +289,7 @@ def are_choices(value: Any) -> bool:
 
 
 _COLUMNS = {
-    "question": questions.QUESTION,
+    "question": QUESTION,
     "answer": Column(
         default="answer", valid=lambda value: is_number()(value) or is_text(value), expected="a string or a number"
     ),
@@ -314,10 +313,10 @@ def task_dataset(
         tasks = [{"task": names[index % len(names)], "difficulty": difficulty} for index in range(size)]
         tasks = [{**task, "item": _item(task, part, settings, index)} for index, task in enumerate(tasks)]
     elif settings["task"] is None and settings["difficulty"] is None:
-        questions_read = questions.read(settings, _COLUMNS)
-        for index, row in enumerate(questions_read):
+        questions = read_questions(settings, _COLUMNS)
+        for index, row in enumerate(questions):
             row["answer"] = _answer(row, index)
-        tasks = questions.of_part(questions_read, part, settings)
+        tasks = questions_of_part(questions, part, settings)
     else:
         raise ConfigError(
             "data cannot be combined with task or difficulty, which select generated problems: set only one of the two"

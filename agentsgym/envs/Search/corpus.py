@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 from agentsgym.cached_folders import cache_folder, is_intact, remove_damaged, write_folder
 from agentsgym.envs.datasets.sources import Column, read_columns, read_rows
 from agentsgym.envs.Search import SPEC
-from agentsgym.envs.Search.world import World
+from agentsgym.envs.Search.world import GENERATED, World
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.fields import is_str
 from agentsgym.texts import sentence_of, shown
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 _FORMAT = 1  # version of the format on disk
 _MIN_CACHED_PASSAGES = 5_000  # indexing fewer is faster than loading an index
 _WORD = r"(?u)\b\w+\b"
-GENERATED = "generated"
 _NUM_KEPT = 4
 _Value = TypeVar("_Value")
 
