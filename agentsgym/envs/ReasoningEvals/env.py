@@ -34,7 +34,6 @@ from agentsgym.types import Action
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 _FORMS = {
     "tag": "Then write the final answer, and nothing else, between <answer> and </answer>.",
@@ -102,20 +101,6 @@ class ReasoningEvalsEnv(MultistepEnv):
     }
     task_fields: ClassVar[Collection[str] | None] = ("question", "answer", "choices", "task", "difficulty", "item")
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
-    ) -> None:
-        """Validate the configuration; see :class:`MultistepEnv` for the arguments.
-
-        Raises:
-            ConfigError: The configuration is invalid.
-            MissingDependencyError: Grading requires ``math-verify``, which is not installed.
-        """
-        super().__init__(tokenizer, env_config)
-        needs_algebra = self.env_config["grader"] in ("auto", "math")
-        if needs_algebra and importlib.util.find_spec("math_verify") is None:
-            raise MissingDependencyError("math-verify", SPEC.extra)
-
     def _check_config(self, config: dict[str, Any]) -> None:
         attempts, turns = config["max_attempts"], config["max_steps_per_episode"]
         if attempts > turns:
@@ -123,6 +108,8 @@ class ReasoningEvalsEnv(MultistepEnv):
                 "env_config['max_attempts'] must be at most env_config['max_steps_per_episode'], "
                 f"got {attempts} and {turns}"
             )
+        if config["grader"] in ("auto", "math") and importlib.util.find_spec("math_verify") is None:
+            raise MissingDependencyError("math-verify", SPEC.extra)
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         if task_data.get("task") is not None:

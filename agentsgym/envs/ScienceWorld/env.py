@@ -21,7 +21,6 @@ from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 SIMPLIFICATIONS = (
     "easy", "noElectricalAction", "openContainers", "openDoors", "selfWateringFlowerPots", "teleportAction",
@@ -73,15 +72,8 @@ class ScienceWorldEnv(TextWorldBase):
 
     engine: ClassVar[str] = "agentsgym.envs.ScienceWorld.engine:ScienceWorldEngine"
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
-    ) -> None:
-        """Check the configuration and look for Java; the arguments and further errors are those of the base class.
-
-        Raises:
-            MissingDependencyError: ScienceWorld or Java is not installed.
-        """
-        super().__init__(tokenizer, env_config)
+    def _check_config(self, config: dict[str, Any]) -> None:
+        super()._check_config(config)
         if find_java() is None:
             raise MissingDependencyError(
                 "java", command="apt-get install default-jre-headless (any Java 8 or newer works)"

@@ -96,6 +96,7 @@ class TextWorldEnv(TextWorldBase):
 
     def _check_config(self, config: dict[str, Any]) -> None:
         checked_game_options(config["kind"], config["options"])
+        super()._check_config(config)
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         file, seed = task_data.get("file"), task_data.get("game_seed")

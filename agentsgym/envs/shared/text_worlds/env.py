@@ -84,12 +84,14 @@ class TextWorldBase(MultistepEnv):
         """Check the configuration; no engine is started yet. The arguments are those of every environment.
 
         Raises:
-            ConfigError: The configuration is invalid.
-            MissingDependencyError: The engine is not installed.
+            ConfigError: The configuration is invalid, or the engine's data are missing.
+            MissingDependencyError: The engine, or a program that it needs, is not installed.
         """
         super().__init__(tokenizer, env_config)
-        self.spec.check_installed()
         self._name = uuid.uuid4().hex
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        self.spec.check_installed()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_name": uuid.uuid4().hex})
