@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from agentsgym.envs.ALFWorld import ALFWorldEnv as ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv as MultistepEnv
     from agentsgym.envs.check.run import check_env as check_env
-    from agentsgym.envs.datasets.registry import make as make
-    from agentsgym.envs.datasets.registry import register as register
+    from agentsgym.envs.datasets.environments import make as make
+    from agentsgym.envs.datasets.environments import register as register
     from agentsgym.envs.Gymnasium import GymnasiumEnv as GymnasiumEnv
     from agentsgym.envs.OpenEnv import OpenEnvEnv as OpenEnvEnv
     from agentsgym.envs.OpenEnv import OpenEnvServer as OpenEnvServer
@@ -75,7 +75,7 @@ __getattr__, __all__ = lazy(
         ".ALFWorld": ["ALFWorldEnv"],
         ".base": ["MultistepEnv"],
         ".check.run": ["check_env"],
-        ".datasets.registry": ["make", "register"],
+        ".datasets.environments": ["make", "register"],
         ".Gymnasium": ["GymnasiumEnv"],
         ".OpenEnv": ["OpenEnvEnv", "OpenEnvServer", "register_server"],
         ".PriceList": ["PriceListEnv"],

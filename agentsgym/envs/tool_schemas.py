@@ -303,17 +303,16 @@ def _is_list_of_schemas(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in cast("list[Any]", value))
 
 
-def _is_schema_or_bool(value: Any) -> bool:
-    return isinstance(value, dict | bool) or _is_list_of_schemas(value)
-
-
 # The keywords by which calls are checked. In old drafts, "required" and "exclusiveMinimum" may be bools.
 _KEYWORDS: dict[str, tuple[Check, str]] = {
     "type": (lambda value: is_str(value) or is_strings(value), "a string or a list of strings"),
     "properties": (_are_schemas, "a dict of JSON schemas"),
     "required": (lambda value: isinstance(value, bool) or is_strings(value), "a list of strings"),
     "enum": (lambda value: isinstance(value, list), "a list"),
-    **dict.fromkeys(("items", "additionalProperties"), (_is_schema_or_bool, "a JSON schema, true or false")),
+    **dict.fromkeys(
+        ("items", "additionalProperties"),
+        (lambda value: isinstance(value, dict | bool) or _is_list_of_schemas(value), "a JSON schema, true or false"),
+    ),
     **dict.fromkeys(("anyOf", "oneOf", "prefixItems"), (_is_list_of_schemas, "a list of JSON schemas")),
     **dict.fromkeys(BOUNDS, (lambda value: isinstance(value, int | float), "a number")),
 }

@@ -19,7 +19,7 @@ from agentsgym.envs.ALFWorld import SPEC
 from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields, read_command
+from agentsgym.envs.shared.text_worlds import TextWorldBase, process_fields, read_command
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, is_strings, or_none
 from agentsgym.texts import sentence_of, shown

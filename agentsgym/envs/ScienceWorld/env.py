@@ -13,8 +13,13 @@ from agentsgym.envs.contract import State
 from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.envs.ScienceWorld import SPEC
 from agentsgym.envs.ScienceWorld.engine import find_java
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
-from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
+from agentsgym.envs.shared.text_worlds import (
+    ImitationPlayer,
+    RandomPlayer,
+    ReferencePlayer,
+    TextWorldBase,
+    process_fields,
+)
 from agentsgym.errors import ConfigError, MissingDependencyError, TaskError, did_you_mean
 from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings, one_of, or_none
 from agentsgym.texts import shown

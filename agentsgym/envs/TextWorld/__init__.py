@@ -13,8 +13,8 @@ SPEC = EnvSpec(
     extra="textworld",
     game_key="kind",
     games="agentsgym.envs.TextWorld.kinds:games",
-    random="agentsgym.envs.shared.text_worlds.players:RandomPlayer",
-    reference="agentsgym.envs.shared.text_worlds.players:ReferencePlayer",
-    imitation="agentsgym.envs.shared.text_worlds.players:ImitationPlayer",
+    random="agentsgym.envs.shared.text_worlds:RandomPlayer",
+    reference="agentsgym.envs.shared.text_worlds:ReferencePlayer",
+    imitation="agentsgym.envs.shared.text_worlds:ImitationPlayer",
 )
 __getattr__, __all__ = lazy(__name__, {".env": ["TextWorldEnv"]})

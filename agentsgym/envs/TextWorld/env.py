@@ -21,7 +21,7 @@ from agentsgym.envs.datasets.options import (
     rows_of,
     task_seed,
 )
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
+from agentsgym.envs.shared.text_worlds import TextWorldBase, process_fields
 from agentsgym.envs.TextWorld import SPEC
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
 from agentsgym.errors import ConfigError, TaskError
