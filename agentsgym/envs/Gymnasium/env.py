@@ -292,7 +292,9 @@ class GymnasiumEnv(MultistepEnv):
         return f"{self._description.rules if self._description else unknown} {self._hint()}"
 
     def _hint(self) -> str:
-        return self.actions.as_hint() if self.actions.parser is None else "Answer with an action."
+        if self.actions.parser is not None:
+            return "Answer with an action."
+        return f"Answer with one of these actions: {', '.join(f'[{name}]' for name in self.actions.by_name)}."
 
     def _name(self) -> str:
         env_id = self.env_config["id"]

@@ -49,6 +49,7 @@ class HookProbe:
         roles: The roles that ``_role`` returned.
         rewarded_roles: The roles in ``info["rewards"]``, each with the first hook that rewarded it.
         starts: Initial states of the episodes, in order, one list for each ``with`` block.
+        steps_again: Whether the action that ended an episode is repeated on a copy of its last state.
     """
 
     def __init__(self, env: MultistepEnv) -> None:
@@ -59,7 +60,7 @@ class HookProbe:
         self.starts: list[list[Start]] = []
         self._env = env
         self._starts: dict[int, tuple[str, Any]] = {}  # keeps the states alive, so that ids stay unique
-        self._steps_again = False
+        self.steps_again = False
         self._num_uses = 0  # detected uses of global generators
 
     def __enter__(self) -> Self:
@@ -74,11 +75,6 @@ class HookProbe:
         """Stop watching."""
         for name in (*_HOOKS, _TOOL_HOOK):
             vars(self._env).pop(name, None)
-
-    def stepping_after_the_end(self) -> Self:
-        """From now on, repeat the action that ended an episode, on a copy of its last state."""
-        self._steps_again = True
-        return self
 
     def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "", about: str = "") -> None:
         """Record a finding, once per hook and subject.
@@ -175,7 +171,7 @@ class HookProbe:
             if not all(_is_number(one) and math.isfinite(one) for one in _numbers(amount)):
                 text = f"info['rewards'][{shown(role)}] is {shown(amount)}: rewards must be finite numbers"
                 self.add("finite-rewards", name, text, about=shown(role))
-        if self._steps_again and done is True:
+        if self.steps_again and done is True:
             self._step_again(name, hook, args, next_state)
 
     def _step_again(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], last_state: Any) -> None:

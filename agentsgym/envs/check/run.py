@@ -189,7 +189,8 @@ class _Checker:
         else:
             text = f"the same task, seed and actions gave a different episode: {difference.text}; {_REMEDY}"
             self._add_difference("deterministic", text, difference)
-        with self._probe.stepping_after_the_end(), _globals(seed):
+        self._probe.steps_again = True
+        with self._probe, _globals(seed):
             self._played += replay(env, tasks, scripts)
         self._compare_starts()
 
