@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from agentsgym.credit.traits import estimator_traits as estimator_traits
     from agentsgym.envs.base import MultistepEnv as MultistepEnv
     from agentsgym.envs.check.run import check_env as check_env
+    from agentsgym.envs.datasets.environments import make as make
+    from agentsgym.envs.datasets.environments import register as register
     from agentsgym.envs.datasets.mix import mix as mix
-    from agentsgym.envs.datasets.registry import make as make
-    from agentsgym.envs.datasets.registry import register as register
     from agentsgym.errors import AgentError as AgentError
     from agentsgym.errors import AgentsGymError as AgentsGymError
     from agentsgym.errors import CheckpointError as CheckpointError
@@ -110,7 +110,7 @@ __getattr__, __all__ = lazy(
         ".envs.base": ["MultistepEnv"],
         ".envs.check.run": ["check_env"],
         ".envs.datasets.mix": ["mix"],
-        ".envs.datasets.registry": ["make", "register"],
+        ".envs.datasets.environments": ["make", "register"],
         ".errors": [
             "AgentError",
             "AgentsGymError",

@@ -83,7 +83,7 @@ class ContractError(AgentsGymError):
     """An environment violates the contract, as found by ``check_env``.
 
     Attributes:
-        report: All findings, an :class:`~agentsgym.envs.check.report.EnvReport`.
+        report: All findings, an :class:`~agentsgym.envs.check.probe.EnvReport`.
     """
 
     def __init__(self, message: str, report: Any = None) -> None:

@@ -36,7 +36,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import record
 from agentsgym.envs.conversation import SUMMARIZE
 from agentsgym.envs.dataset_rows import environment_key, tasks_of_rows
-from agentsgym.envs.datasets.registry import make
+from agentsgym.envs.datasets.environments import make
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.mixed import label_of
 from agentsgym.failures import headline

@@ -27,7 +27,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram import AgentProgramEnv, Endpoint
-from agentsgym.envs.by_hand import EpisodeByHand
+from agentsgym.envs.play import EpisodeByHand
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS
 from benchmarks.credit import GAMES as CREDIT_GAMES
 from benchmarks.credit import Arm, Game, main

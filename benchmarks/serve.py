@@ -30,8 +30,8 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from agentsgym import MultistepEnv, ScriptedAgent
-from agentsgym.envs.datasets.default_tasks import tasks_of
 from agentsgym.envs.datasets.naming import find_env
+from agentsgym.envs.datasets.options import tasks_of
 from agentsgym.reports.tables import text_table
 
 ROOT = Path(__file__).parent.parent

@@ -18,7 +18,7 @@ import yaml
 from trl import ModelConfig
 
 from agentsgym.envs.config import COMMON_FIELDS
-from agentsgym.envs.datasets.registry import find
+from agentsgym.envs.datasets.environments import find
 from agentsgym.recipes.recipe import read_recipe
 from agentsgym.training.config import GRPOEnvConfig
 

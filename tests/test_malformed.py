@@ -17,8 +17,8 @@ import yaml
 from agentsgym.agents.base import Agent
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.PriceList import PriceListEnv
+from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.evaluation.compare import compare
 from agentsgym.export import dpo_examples, sft_examples

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentsgym.cli.console import TERMINATED, cell, err, new_table, out, remark
 from agentsgym.cli.players import Player
-from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.players import anchors_of
+from agentsgym.envs.spec import Anchors
 from agentsgym.errors import AgentsGymError
 from agentsgym.evaluation.run import evaluate
 from agentsgym.interruptions import Terminated

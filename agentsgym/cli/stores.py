@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.envs.dataset_rows import tasks_of_rows
-from agentsgym.envs.datasets.default_tasks import tasks_of
-from agentsgym.envs.datasets.stored_columns import stored_columns
+from agentsgym.envs.datasets.environments import stored_columns
+from agentsgym.envs.datasets.options import tasks_of
 from agentsgym.errors import StoreError, did_you_mean
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.schema import INTS, METADATA_INTS, METADATA_TEXTS

@@ -4,14 +4,14 @@
 
     base          MultistepEnv: the hooks that a subclass defines, and rollout, run_trial, generate
     contract      the members of an environment that a trial uses
-    play          many concurrent trials, with retries
+    play          many concurrent trials, with retries, or one by hand: reset and step
     finished      hooks for finished rollouts, such as judges
     trial         one live trial: its episodes and turns
     exchange      what passes between a trial and its environment: observe, record, step, reward
-    by_hand       one episode, action by action: reset and step
     conversation  the record of a conversation, and the token budget
     boundary      calls to user code, and checks of its results
-    starts        checks of tasks, and warnings about wrong starts of episodes
+    user_checks   checks of classes, arguments, tasks and starts of episodes, for each common mistake
+    tool_schemas  the schemas of tools, and checks of their calls
     subclass      checks of a new subclass, and the arguments of its instances
     config        the common keys of env_config
     dataset_rows  the columns of a row: class, configuration and task
@@ -19,7 +19,6 @@
     players       the players that an environment provides, and their mean rewards (anchors)
     datasets/     rows to train on: options, sources, mixtures, the registry and names
     check/        checks of the contract by playing
-    calls/        the schemas of tools, and checks of tool calls
     shared/       parts of several environments: engines in processes, text worlds, numbers in texts
 """
 
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from agentsgym.envs.ALFWorld import ALFWorldEnv as ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv as MultistepEnv
     from agentsgym.envs.check.run import check_env as check_env
-    from agentsgym.envs.datasets.registry import make as make
-    from agentsgym.envs.datasets.registry import register as register
+    from agentsgym.envs.datasets.environments import make as make
+    from agentsgym.envs.datasets.environments import register as register
     from agentsgym.envs.Gymnasium import GymnasiumEnv as GymnasiumEnv
     from agentsgym.envs.OpenEnv import OpenEnvEnv as OpenEnvEnv
     from agentsgym.envs.OpenEnv import OpenEnvServer as OpenEnvServer
@@ -76,7 +75,7 @@ __getattr__, __all__ = lazy(
         ".ALFWorld": ["ALFWorldEnv"],
         ".base": ["MultistepEnv"],
         ".check.run": ["check_env"],
-        ".datasets.registry": ["make", "register"],
+        ".datasets.environments": ["make", "register"],
         ".Gymnasium": ["GymnasiumEnv"],
         ".OpenEnv": ["OpenEnvEnv", "OpenEnvServer", "register_server"],
         ".PriceList": ["PriceListEnv"],

@@ -17,24 +17,24 @@ from agentsgym.batch.views import pad_task_groups, transitions, unpadded_row
 from agentsgym.credit.components import GivenReward
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.boundary import as_bool, call_environment
-from agentsgym.envs.by_hand import EpisodeByHand
-from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import Prompt, State, Stepped
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.exchange import Exchange
 from agentsgym.envs.finished import RolloutHook, finished_alone
 from agentsgym.envs.forks import fork
-from agentsgym.envs.play import OnFinish, play
+from agentsgym.envs.play import EpisodeByHand, OnFinish, play
 from agentsgym.envs.spec import EnvSpec
-from agentsgym.envs.starts import StartChecks, check_task
 from agentsgym.envs.subclass import called_config, given_and_valid, prepare_class, unstorable_args
+from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.trial import Trial
 from agentsgym.envs.user_checks import (
     NOT_GIVEN,
+    StartChecks,
     check_initialized,
     check_keywords,
     check_single_stream,
+    check_task,
     check_tokenizer,
     check_vocabularies,
 )

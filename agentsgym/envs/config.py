@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
 from agentsgym.envs.conversation import DEFAULT_PROMPT, SUMMARIZE
 from agentsgym.envs.state_scores import CREDITS
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, is_strings, one_of, or_none
+from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, is_strings, one_of, or_none
 from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
@@ -25,13 +25,6 @@ _SET_BY_RECORD = frozenset(  # arguments of apply_chat_template that this packag
 )  # fmt: skip
 
 
-def _is_options(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    names = [*cast("Mapping[Any, Any]", value)]
-    return all(isinstance(name, str) and name not in _SET_BY_RECORD for name in names)
-
-
 COMMON_FIELDS: dict[str, Field] = {
     "max_steps_per_episode": Field(default=20, expected="a positive int", valid=is_int(1)),
     "episodes_per_trial": Field(default=1, expected="a positive int", valid=is_int(1)),
@@ -43,7 +36,11 @@ COMMON_FIELDS: dict[str, Field] = {
     "token_credit": choice_field(*TOKEN_CREDITS),
     "state_scores": choice_field(*CREDITS),
     "keep_history": Field(default=False, expected="True or False", valid=is_bool),
-    "chat_template_kwargs": Field(default={}, expected="a dict of options of the chat template", valid=_is_options),
+    "chat_template_kwargs": Field(
+        default={},
+        expected="a dict of options of the chat template",
+        valid=lambda value: has_str_keys(value) and _SET_BY_RECORD.isdisjoint(value),
+    ),
     "guard_added_tokens": Field(default=False, expected="True or False", valid=is_bool),
     "unguarded_tokens": Field(default=[], expected="a list of added tokens of the tokenizer", valid=is_strings),
     "history": Field(
@@ -59,24 +56,20 @@ COMMON_FIELDS: dict[str, Field] = {
 
 
 def validated_config(
-    given: Mapping[str, Any] | None,
-    fields: Mapping[str, Field],
-    defaults: Mapping[str, Any],
-    *,
-    added_keys: Collection[str] = (),
+    env_class: Any, given: Mapping[str, Any] | None, *, added_keys: Collection[str] = ()
 ) -> dict[str, Any]:
     """Check the given keys and fill in the rest.
 
     Args:
+        env_class: The environment's class, whose ``config_fields`` and ``default_config`` apply.
         given: The user's configuration, or None.
-        fields: All known keys.
-        defaults: Values that replace the fields' defaults.
         added_keys: Keys that were added by a constructor rather than by the user.
     """
     if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"env_config must be a dict or None, got {shown(given)}")
+    fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
     config = {key: field.default for key, field in fields.items()}
-    for name, values in (("default_config", defaults), ("env_config", given or {})):
+    for name, values in (("default_config", env_class.default_config), ("env_config", given or {})):
         for key, value in values.items():
             if key not in fields:
                 hint = did_you_mean(str(key), fields)

@@ -56,7 +56,10 @@ class _Branching(Agent):
         if live:
             own = [replace(requests[place], agent_state=states[place][1]) for place in live]
             answers |= dict(zip(live, self._agent.act(own), strict=True))
-        return [_with_state(answers[place], k + 1) for place, (k, _) in enumerate(states)]
+        return [
+            replace(answer, agent_state=(k + 1, answer.agent_state)) if isinstance(answer, Action) else answer
+            for (_, answer), (k, _) in zip(sorted(answers.items()), states, strict=True)
+        ]
 
     def finish(self) -> None:
         """Let the agent free its resources."""
@@ -105,10 +108,6 @@ def _finish_reason(recorded: Trajectory, k: int, chat_format: ChatFormat | None)
     # The answer ends with a special token, which ended it unless its end of turn was added.
     following = recorded.token_ids[turn.stop : turn.stop + 1]
     return "length" if following and following[0] in chat_format.stop_token_ids else "stop"
-
-
-def _with_state(answer: Action | AgentError, k: int) -> Action | AgentError:
-    return replace(answer, agent_state=(k, answer.agent_state)) if isinstance(answer, Action) else answer
 
 
 def _difference(recorded: Trajectory, forked: Trajectory, turn: int, *, is_judged: bool) -> str | None:

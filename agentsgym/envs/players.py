@@ -12,10 +12,9 @@ from typing import Any
 
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs import PACKAGED
-from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.naming import packaged_specs
-from agentsgym.envs.spec import imported
+from agentsgym.envs.spec import Anchors, imported
 from agentsgym.errors import ConfigError
 
 

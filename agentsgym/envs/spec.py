@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.fields import is_number
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -112,3 +114,27 @@ def installed_entry_points() -> dict[str, EntryPoint]:
     import importlib.metadata  # noqa: PLC0415  # slow, and not needed in an engine's process
 
     return {entry.name: entry for entry in importlib.metadata.entry_points(group="agentsgym.envs")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchors:
+    """The mean final rewards of two players under the same rules and limits.
+
+    Attributes:
+        random: Mean reward of a player that chooses each legal action with equal probability.
+        optimal: Mean reward of the best possible player; not below ``random``.
+        exact: Whether these are the exact means; False for estimates, such as the mean reward of a strong player.
+
+    >>> Anchors(random=0.25, optimal=1.0)
+    Anchors(random=0.25, optimal=1.0, exact=True)
+    """
+
+    random: float
+    optimal: float
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        if not (is_number()(self.random) and is_number()(self.optimal)):
+            raise ConfigError(f"anchors must be finite numbers, got {shown(self.random)} and {shown(self.optimal)}")
+        if self.optimal < self.random and not math.isclose(self.optimal, self.random, abs_tol=1e-9):
+            raise ConfigError(f"optimal must be at least random, got {self.optimal!r} and {self.random!r}")

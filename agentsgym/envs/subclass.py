@@ -10,7 +10,7 @@ from types import MethodType
 from typing import Any
 
 from agentsgym.credit.rewards import check_credit
-from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
+from agentsgym.envs.config import check_trials, validated_config
 from agentsgym.envs.conversation import check_notes
 from agentsgym.envs.dataset_rows import plain_part
 from agentsgym.envs.user_checks import MAY_BE_ASYNC, check_class, is_async
@@ -62,8 +62,7 @@ def given_and_valid(
     """
     handed = plain_part(env_config) or {}
     added_keys = () if env_class.__init__ is base.__init__ else handed.keys() - (called_with or {}).keys()
-    fields = {**COMMON_FIELDS, **env_class.config_fields}
-    config = validated_config(env_config, fields, env_class.default_config, added_keys=added_keys)
+    config = validated_config(env_class, env_config, added_keys=added_keys)
     check_trials(config)
     check_notes(config)
     check_credit(config["turn_credit"], config["token_credit"])

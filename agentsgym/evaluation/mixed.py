@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import DatasetRow, environment_key
+from agentsgym.envs.datasets.environments import make
 from agentsgym.envs.datasets.mix import LABEL_COLUMN
-from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.play import play as play_all
 from agentsgym.errors import ConfigError, TaskError, check_options
 from agentsgym.evaluation.run import kept_in_errors

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Budget
-from agentsgym.envs.datasets.registry import make
+from agentsgym.envs.datasets.environments import make
 from agentsgym.envs.forks import recorded_action
 from agentsgym.errors import AgentError, ConfigError, MissingDependencyError, TaskError, TemplateError
 from agentsgym.failures import headline

@@ -68,7 +68,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them usually omitted
             excluded from the estimates; see ``Evaluation.num_left_out``.
         on_finish: A callback for each finished rollout.
         references: The rewards of random and optimal play, for ``Evaluation.fraction_of_optimal``: one
-            :class:`~agentsgym.envs.anchors.Anchors` for all tasks, or a function from ``task_data`` to them, or to
+            :class:`~agentsgym.envs.spec.Anchors` for all tasks, or a function from ``task_data`` to them, or to
             None if they are unknown. By default, they are read from the environment's ``info``.
         store: The folder of a rollout store, or a writer, which is left open. Every rollout is on disk within ten
             seconds of its end.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.datasets.stored_columns import stored_columns
+from agentsgym.envs.datasets.environments import stored_columns
 from agentsgym.envs.finished import hooks_of, takes_groups
 from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.by_hand import EpisodeByHand, Observation
 from agentsgym.envs.dataset_rows import tasks_of_rows
+from agentsgym.envs.play import EpisodeByHand, Observation
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.interop.prompts import as_prompt, seeded
 from agentsgym.texts import shown

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.settings import CreditSettings
-from agentsgym.envs.datasets.stored_columns import stored_columns
+from agentsgym.envs.datasets.environments import stored_columns
 from agentsgym.errors import StoreError
 from agentsgym.ranks import DeferredError, all_gather_objects, process_state
 from agentsgym.store.reader import RolloutStore

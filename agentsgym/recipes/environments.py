@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import tasks_of_rows
-from agentsgym.envs.datasets.default_tasks import tasks_of
 from agentsgym.envs.datasets.mix import mix
 from agentsgym.envs.datasets.naming import NamedEnv, find_env
+from agentsgym.envs.datasets.options import tasks_of
 from agentsgym.errors import AgentsGymError
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.seeding import derive_seed

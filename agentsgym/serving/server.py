@@ -18,8 +18,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
-from agentsgym.envs.by_hand import EpisodeByHand
 from agentsgym.envs.OpenEnv import SPEC
+from agentsgym.envs.play import EpisodeByHand
 from agentsgym.errors import AgentsGymError, ConfigError, TaskError
 from agentsgym.failures import headline
 from agentsgym.fields import has_str_keys, is_int, require

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from agentsgym._lazy import deferred
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.spec import Anchors
 from agentsgym.statistics.breakdown import RolloutOutcome, by_label, by_role, components_by_name
 from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, cluster_totals, exact_binomial_interval
 from agentsgym.statistics.optimality import anchors_of_info, fraction_with_interval

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.spec import Anchors
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.statistics.intervals import NUM_RESAMPLES, Estimate, draws

@@ -7,7 +7,7 @@ import pytest
 from transformers import cache_utils
 
 from agentsgym import ConfigError, ToolCall
-from agentsgym.envs.calls.schemas import check_call, schemas_of
+from agentsgym.envs.tool_schemas import check_call, schemas_of
 
 PROPERTIES = {
     "query": {"type": "string", "minLength": 1},

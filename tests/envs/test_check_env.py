@@ -18,7 +18,7 @@ from tool_functions import Calls, call
 
 from agentsgym import ConfigError, ContractError, ExploringAgent, check_env, tiny_policy
 from agentsgym.envs import ToolEnv, TwentyQuestionsEnv
-from agentsgym.envs.check.report import EnvReport
+from agentsgym.envs.check.probe import EnvReport
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_tokenizer
 from agentsgym.tokens.chat_format import ChatFormat

@@ -13,8 +13,7 @@ from guess_game import Counting, GuessEnv, tasks
 from agentsgym import ConfigError, Field, TaskError, evaluate, make, register
 from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.dataset_rows import check_row, drop_null_columns, tasks_of_rows
-from agentsgym.envs.datasets.environments import Environments
-from agentsgym.envs.datasets.registry import class_path
+from agentsgym.envs.datasets.environments import Environments, class_path
 from agentsgym.fields import is_int, is_str, or_none
 from agentsgym.testing import chat_tokenizer
 

@@ -11,8 +11,8 @@ from packaged import PACKAGED, packaged, packaged_tasks
 
 from agentsgym import ConfigError, ExploringAgent, RandomAgent
 from agentsgym.envs import TextArenaEnv
-from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.players import anchors_of, has_random_player, random_player, reference_player
+from agentsgym.envs.spec import Anchors
 
 WITH_REFERENCE = {
     "TwentyQuestions",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentsgym import ConfigError, MultistepEnv, ScriptedAgent, TaskError, make, register
-from agentsgym.envs.datasets.registry import class_path, find
+from agentsgym.envs.datasets.environments import class_path, find
 
 SOURCE = """
     import sys

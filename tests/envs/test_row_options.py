@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.datasets.default_tasks import tasks_of
-from agentsgym.envs.datasets.options import shuffled, task_seed
-from agentsgym.envs.datasets.registry import class_path
+from agentsgym.envs.datasets.environments import class_path
+from agentsgym.envs.datasets.options import shuffled, task_seed, tasks_of
 from agentsgym.envs.Gymnasium import GymnasiumEnv
 from agentsgym.envs.OpenEnv import OpenEnvEnv
 from agentsgym.envs.PriceList import PriceListEnv

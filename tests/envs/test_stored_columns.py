@@ -8,7 +8,7 @@ import pytest
 from guess_game import GuessEnv
 from tool_functions import add
 
-from agentsgym.envs.datasets.stored_columns import stored_columns
+from agentsgym.envs.datasets.environments import stored_columns
 from agentsgym.envs.Tools import ToolEnv
 from agentsgym.types import StopReason, Trajectory
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 from agentsgym.agents.base import AsyncAgent
 from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.datasets.registry import class_path
+from agentsgym.envs.datasets.environments import class_path
 from agentsgym.errors import ConfigError, TaskError, TooManyFailuresError
 from agentsgym.evaluation.run import evaluate
 from agentsgym.evaluation.transcripts import render_transcript

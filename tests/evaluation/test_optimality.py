@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentsgym import ConfigError, MultistepEnv, RandomAgent, StopReason, Trajectory, Turn, audit, evaluate
 from agentsgym.envs import TextArenaEnv
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.spec import Anchors
 from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.evaluation import Estimate
 from agentsgym.reports.frames import rollouts_frame

@@ -95,7 +95,7 @@ def test_remote_code_is_trusted_by_nobody_by_default() -> None:
     "path",
     [
         "os.system", "builtins.eval", "antigravity", "this.s", "json.tool.main",
-        "agentsgym.envs.datasets.registry.make",
+        "agentsgym.envs.datasets.environments.make",
         f"{TWENTY}.__init__", f"{TWENTY}\0", "..envs", "", ".", "a." * 100_000, "\x1b[2J.x", "__main__.GuessEnv",
     ],
     ids=range(14),

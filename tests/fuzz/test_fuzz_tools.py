@@ -17,8 +17,7 @@ from values import anything, floats, ints, plain, texts
 import agentsgym
 from agentsgym import Action, AgentsGymError, ToolCall, Trajectory
 from agentsgym.envs import PriceListEnv
-from agentsgym.envs.calls.checks import check_call
-from agentsgym.envs.calls.schemas import schemas_of
+from agentsgym.envs.tool_schemas import check_call, schemas_of
 from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.tokens.transcript import ChatFormat
 

@@ -13,7 +13,7 @@ from games import GuessNumber, logged, settings, tasks, trainer_of
 from transformers import HfArgumentParser
 
 from agentsgym import GRPOEnvConfig, RolloutStore, StoreError
-from agentsgym.envs.datasets.registry import class_path
+from agentsgym.envs.datasets.environments import class_path
 from agentsgym.store import parts
 
 

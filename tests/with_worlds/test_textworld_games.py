@@ -17,7 +17,7 @@ from agentsgym.envs import TextWorldEnv
 from agentsgym.envs.players import imitation_player, random_player, reference_player
 from agentsgym.envs.shared.engines import shared_processes
 from agentsgym.envs.TextWorld.engine import TextWorldEngine, game_key
-from agentsgym.envs.TextWorld.kinds import checked_game_options
+from agentsgym.envs.TextWorld.env import checked_game_options
 
 COIN = {"kind": "coin_collector", "options": {"level": 3}}
 COOKING = {"kind": "cooking", "options": {"recipe": 1, "take": 1, "cook": True}}

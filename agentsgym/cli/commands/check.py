@@ -14,7 +14,7 @@ from agentsgym.cli.console import UsageError, cell, out, print_json, print_text,
 from agentsgym.envs import PACKAGED
 
 if TYPE_CHECKING:
-    from agentsgym.envs.check.report import EnvReport
+    from agentsgym.envs.check.probe import EnvReport
     from agentsgym.record_audit import AuditReport
     from agentsgym.store.reader import RolloutStore
 
@@ -194,7 +194,7 @@ def _audit_store(store: RolloutStore, vocabulary_size: int | None) -> tuple[Audi
 def _expected_rewards(path: str | None, config: str | None) -> dict[str, Any]:
     """Return where an environment's configuration places rewards, and whether the final reward is their sum."""
     from agentsgym.envs.base import MultistepEnv  # noqa: PLC0415
-    from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
+    from agentsgym.envs.datasets.environments import find  # noqa: PLC0415
     from agentsgym.errors import AgentsGymError  # noqa: PLC0415
     from agentsgym.store.values import from_json  # noqa: PLC0415
 

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from agentsgym.envs.ALFWorld.env import ALFWorldEnv as ALFWorldEnv
     from agentsgym.envs.ALFWorld.players import ImitationPlayer as ImitationPlayer
     from agentsgym.envs.ALFWorld.players import ReferencePlayer as ReferencePlayer
-    from agentsgym.envs.shared.text_worlds.players import RandomPlayer as RandomPlayer
+    from agentsgym.envs.shared.text_worlds import RandomPlayer as RandomPlayer
 
 SPEC = EnvSpec(
     packages=("alfworld", "textworld"),
     extra="alfworld",
-    random="agentsgym.envs.shared.text_worlds.players:RandomPlayer",
+    random="agentsgym.envs.shared.text_worlds:RandomPlayer",
     reference="agentsgym.envs.ALFWorld.players:ReferencePlayer",
     imitation="agentsgym.envs.ALFWorld.players:ImitationPlayer",
 )
@@ -23,6 +23,6 @@ __getattr__, __all__ = lazy(
     {
         ".env": ["ALFWorldEnv"],
         ".players": ["ImitationPlayer", "ReferencePlayer"],
-        "agentsgym.envs.shared.text_worlds.players": ["RandomPlayer"],
+        "agentsgym.envs.shared.text_worlds": ["RandomPlayer"],
     },
 )

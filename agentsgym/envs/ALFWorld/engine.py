@@ -48,7 +48,7 @@ class HouseholdEngine:
             game: ``{"file": path}``, or ``{"game": {…}}`` with the content of such a file.
 
         Returns:
-            The response described in :class:`~agentsgym.envs.shared.text_worlds.env.TextWorldBase`. ``walkthrough`` is
+            The response described in :class:`~agentsgym.envs.shared.text_worlds.TextWorldBase`. ``walkthrough`` is
             empty if the file has none. ``progress`` is the fraction of the goal's conditions that hold, or None if they
             cannot be counted. ``state_key`` and ``key`` are hashes of the position: equal state keys imply equal output
             from then on, equal keys imply that all objects are in the same places and states.

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from agentsgym.cached_folders import cache_folder
 from agentsgym.envs.ALFWorld import SPEC
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields, read_command
+from agentsgym.envs.shared.text_worlds import TextWorldBase, process_fields, read_command
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, is_strings, or_none
 from agentsgym.texts import sentence_of, shown
@@ -223,7 +222,7 @@ def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
     """Return the rows of a split."""
-    config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    config = validated_config(env_class, env_config)
     settings = checked_options(options, _OPTIONS)
     split = settings["split"] or _DEFAULT_SPLIT[part]
     wanted = settings["task_types"] or TASK_TYPES
@@ -231,7 +230,7 @@ def task_dataset(
     tasks = [task for task in found if task["task_type"] in wanted]
     if not tasks:
         raise ConfigError(f"the split {split!r} has no game with one of the task types {', '.join(wanted)}")
-    return rows_of(tasks, class_path(env_class), env_config, part, settings)
+    return rows_of(tasks, env_class, env_config, part, settings)
 
 
 def data_folder(data: str | None) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentsgym.agents import scripted_player
 from agentsgym.envs.ALFWorld.env import GO, ALFWorldEnv
-from agentsgym.envs.shared.text_worlds.players import WorldPlayer
+from agentsgym.envs.shared.text_worlds import WorldPlayer
 from agentsgym.errors import AgentError
 from agentsgym.fields import is_fraction, require
 from agentsgym.types import TurnRequest

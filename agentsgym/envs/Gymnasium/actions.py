@@ -74,10 +74,6 @@ class ActionTable:
         named = {self._folded[name] for name in self._pattern.findall(folded)}
         return named.pop() if len(named) == 1 else None
 
-    def as_hint(self) -> str:
-        """Describe the valid actions, for a message to the agent."""
-        return "Answer with one of these actions: " + ", ".join(f"[{name}]" for name in self.by_name) + "."
-
 
 def is_actions(value: Any) -> bool:
     """Whether a value is valid for ``env_config["actions"]``: names with numbers, only names, a callable, or None."""

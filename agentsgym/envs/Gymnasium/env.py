@@ -14,9 +14,8 @@ from agentsgym.envs.contract import Stepped
 from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
 from agentsgym.envs.Gymnasium.creation import is_bare, make_env, render_modes, spec_of
-from agentsgym.envs.Gymnasium.descriptions import RENDERERS, EnvDescription, find_description
+from agentsgym.envs.Gymnasium.descriptions import RENDERERS, EnvDescription, Renderer, check_small, find_description
 from agentsgym.envs.Gymnasium.exact import ValueTable, legal_outcomes, value_table
-from agentsgym.envs.Gymnasium.rendering import Renderer, check_small
 from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, has_str_keys, is_str
@@ -293,7 +292,9 @@ class GymnasiumEnv(MultistepEnv):
         return f"{self._description.rules if self._description else unknown} {self._hint()}"
 
     def _hint(self) -> str:
-        return self.actions.as_hint() if self.actions.parser is None else "Answer with an action."
+        if self.actions.parser is not None:
+            return "Answer with an action."
+        return f"Answer with one of these actions: {', '.join(f'[{name}]' for name in self.actions.by_name)}."
 
     def _name(self) -> str:
         env_id = self.env_config["id"]

@@ -37,9 +37,7 @@ class ValueTable:
     policy: NDArray[np.int64]
 
 
-def value_table(
-    transitions: Sequence[Sequence[Sequence[Outcome]]], horizon: int, at_limit: Sequence[float] | None = None
-) -> ValueTable:
+def value_table(transitions: Sequence[Sequence[Sequence[Outcome]]], horizon: int) -> ValueTable:
     """Solve a finite decision problem by backward induction.
 
     ``Q_{h+1}(s, a) = Σ p (r + [not ended] V_h(s'))``; ``V_h`` is the maximum over the legal actions for optimal play
@@ -48,7 +46,6 @@ def value_table(
     Args:
         transitions: The outcomes, for each state and each of its legal actions (at least one).
         horizon: The maximum number of turns, H.
-        at_limit: ``V_0``, the reward for reaching the turn limit in each state, (S,); None for zeros.
 
     >>> walk = [[[(1.0, 1, 0.0, False)], [(1.0, 0, 0.0, False)]], [[(1.0, 1, 1.0, True)], [(1.0, 0, 0.0, False)]]]
     >>> table = value_table(walk, horizon=2)
@@ -73,8 +70,6 @@ def value_table(
     random = np.zeros((horizon + 1, num_states))
     policy = np.zeros((horizon + 1, num_states), dtype=np.int64)
     num_turns = np.zeros(num_states)  # the expected number of further turns under optimal play
-    if at_limit is not None:
-        optimal[0] = random[0] = at_limit
     for h in range(1, horizon + 1):
         best = action_values(optimal[h - 1])
         optimal[h] = np.maximum.reduceat(best, starts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.config import validated_config
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
 from agentsgym.envs.Gymnasium import SPEC
@@ -53,7 +53,7 @@ def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
     """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``."""
-    config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    config = validated_config(env_class, env_config)
     env_id = config["id"]
     if callable(env_id):
         raise ConfigError("env_config['id'] must be a registered id, since dataset rows are plain JSON, got a callable")

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.calls.schemas import schemas_of
-from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import (
     COMMON_OPTIONS,
     CommonOptions,
@@ -21,6 +19,7 @@ from agentsgym.envs.datasets.options import (
 from agentsgym.envs.OpenEnv.conversion import NOT_SHOWN, Format, as_fields, fields_of, text_field
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.envs.OpenEnv.wire import Connection, RejectedActionError, get_json
+from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.Tools.results import as_text
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.fields import Field, is_dict, is_list, or_none
@@ -210,10 +209,10 @@ def task_dataset(
     settings = checked_options(options, _OPTIONS)
     if settings["tasks"] is None:
         settings = {**settings, "size": _NUM_SEEDS if settings["size"] is None else settings["size"]}
-        return rows_of([{}], class_path(env_class), env_config, part, settings)
+        return rows_of([{}], env_class, env_config, part, settings)
     try:
         tasks = {json.dumps(task, sort_keys=True): task for task in settings["tasks"]}
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the tasks of dataset rows must be plain JSON: {error}") from error
     names = names_in_part([*tasks], part, settings, "tasks")
-    return rows_of([tasks[name] for name in names], class_path(env_class), env_config, part, settings)
+    return rows_of([tasks[name] for name in names], env_class, env_config, part, settings)

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import Stepped
-from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.datasets import questions
 from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, row_env, rows_of, task_seed
-from agentsgym.envs.datasets.sources import Column
+from agentsgym.envs.datasets.sources import QUESTION, QUESTION_OPTIONS, Column, questions_of_part, read_questions
 from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.envs.ReasoningEvals.extraction import (
     EXTRACTORS,
@@ -36,7 +34,6 @@ from agentsgym.types import Action
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 _FORMS = {
     "tag": "Then write the final answer, and nothing else, between <answer> and </answer>.",
@@ -56,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TASK = "chain_sum"
 _ANY = Field(default=None, expected="anything", valid=lambda _: True)  # checked when problems are generated
-_OPTIONS: Mapping[str, Field] = {**questions.OPTIONS, "task": _ANY, "difficulty": _ANY}
+_OPTIONS: Mapping[str, Field] = {**QUESTION_OPTIONS, "task": _ANY, "difficulty": _ANY}
 _DEFAULT_SIZE = 1000  # for generated problems, which are unlimited
 _TRIES_BY_SHARE = 50  # with enough questions, all tries fail for one row in 1e21
 
@@ -104,20 +101,6 @@ class ReasoningEvalsEnv(MultistepEnv):
     }
     task_fields: ClassVar[Collection[str] | None] = ("question", "answer", "choices", "task", "difficulty", "item")
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
-    ) -> None:
-        """Validate the configuration; see :class:`MultistepEnv` for the arguments.
-
-        Raises:
-            ConfigError: The configuration is invalid.
-            MissingDependencyError: Grading requires ``math-verify``, which is not installed.
-        """
-        super().__init__(tokenizer, env_config)
-        needs_algebra = self.env_config["grader"] in ("auto", "math")
-        if needs_algebra and importlib.util.find_spec("math_verify") is None:
-            raise MissingDependencyError("math-verify", SPEC.extra)
-
     def _check_config(self, config: dict[str, Any]) -> None:
         attempts, turns = config["max_attempts"], config["max_steps_per_episode"]
         if attempts > turns:
@@ -125,6 +108,8 @@ class ReasoningEvalsEnv(MultistepEnv):
                 "env_config['max_attempts'] must be at most env_config['max_steps_per_episode'], "
                 f"got {attempts} and {turns}"
             )
+        if config["grader"] in ("auto", "math") and importlib.util.find_spec("math_verify") is None:
+            raise MissingDependencyError("math-verify", SPEC.extra)
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         if task_data.get("task") is not None:
@@ -291,7 +276,7 @@ def are_choices(value: Any) -> bool:
 
 
 _COLUMNS = {
-    "question": questions.QUESTION,
+    "question": QUESTION,
     "answer": Column(
         default="answer", valid=lambda value: is_number()(value) or is_text(value), expected="a string or a number"
     ),
@@ -315,15 +300,15 @@ def task_dataset(
         tasks = [{"task": names[index % len(names)], "difficulty": difficulty} for index in range(size)]
         tasks = [{**task, "item": _item(task, part, settings, index)} for index, task in enumerate(tasks)]
     elif settings["task"] is None and settings["difficulty"] is None:
-        questions_read = questions.read(settings, _COLUMNS)
-        for index, row in enumerate(questions_read):
+        questions = read_questions(settings, _COLUMNS)
+        for index, row in enumerate(questions):
             row["answer"] = _answer(row, index)
-        tasks = questions.of_part(questions_read, part, settings)
+        tasks = questions_of_part(questions, part, settings)
     else:
         raise ConfigError(
             "data cannot be combined with task or difficulty, which select generated problems: set only one of the two"
         )
-    return rows_of(tasks, class_path(env_class), env_config, part, settings)
+    return rows_of(tasks, env_class, env_config, part, settings)
 
 
 def _answer(row: Mapping[str, Any], index: int) -> str:

@@ -12,8 +12,8 @@ SPEC = EnvSpec(
     packages=("scienceworld", "py4j"),
     extra="scienceworld",
     dataset_key="tasks",
-    random="agentsgym.envs.shared.text_worlds.players:RandomPlayer",
-    reference="agentsgym.envs.shared.text_worlds.players:ReferencePlayer",
-    imitation="agentsgym.envs.shared.text_worlds.players:ImitationPlayer",
+    random="agentsgym.envs.shared.text_worlds:RandomPlayer",
+    reference="agentsgym.envs.shared.text_worlds:ReferencePlayer",
+    imitation="agentsgym.envs.shared.text_worlds:ImitationPlayer",
 )
 __getattr__, __all__ = lazy(__name__, {".env": ["ScienceWorldEnv"]})

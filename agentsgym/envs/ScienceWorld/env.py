@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.envs.ScienceWorld import SPEC
 from agentsgym.envs.ScienceWorld.engine import find_java
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
-from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
+from agentsgym.envs.shared.text_worlds import (
+    ImitationPlayer,
+    RandomPlayer,
+    ReferencePlayer,
+    TextWorldBase,
+    process_fields,
+)
 from agentsgym.errors import ConfigError, MissingDependencyError, TaskError, did_you_mean
 from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings, one_of, or_none
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 SIMPLIFICATIONS = (
     "easy", "noElectricalAction", "openContainers", "openDoors", "selfWateringFlowerPots", "teleportAction",
@@ -74,15 +77,8 @@ class ScienceWorldEnv(TextWorldBase):
 
     engine: ClassVar[str] = "agentsgym.envs.ScienceWorld.engine:ScienceWorldEngine"
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
-    ) -> None:
-        """Check the configuration and look for Java; the arguments and further errors are those of the base class.
-
-        Raises:
-            MissingDependencyError: ScienceWorld or Java is not installed.
-        """
-        super().__init__(tokenizer, env_config)
+    def _check_config(self, config: dict[str, Any]) -> None:
+        super()._check_config(config)
         if find_java() is None:
             raise MissingDependencyError(
                 "java", command="apt-get install default-jre-headless (any Java 8 or newer works)"
@@ -248,7 +244,7 @@ def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
     """Return rows of the training variations, or of the development or test variations."""
-    validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    validated_config(env_class, env_config)
     settings = checked_options(options, _OPTIONS if part == "train" else {**_OPTIONS, "split": _SPLIT})
     names: Sequence[str] = [*TASKS] if settings["tasks"] is None else settings["tasks"]
     for name in names:
@@ -258,4 +254,4 @@ def task_dataset(
         raise ConfigError("tasks must name at least one of ScienceWorld's tasks, got []")
     limit, split = settings["num_variations"], settings.get("split", "train")
     tasks = [{"task": name, "variation": index} for name in names for index in TASKS[name].indices(split)[:limit]]
-    return rows_of(tasks, class_path(env_class), env_config, part, settings)
+    return rows_of(tasks, env_class, env_config, part, settings)

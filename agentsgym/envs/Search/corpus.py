@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, TypeVar, cast
 from agentsgym.cached_folders import cache_folder, is_intact, remove_damaged, write_folder
 from agentsgym.envs.datasets.sources import Column, read_columns, read_rows
 from agentsgym.envs.Search import SPEC
-from agentsgym.envs.Search.world import World
+from agentsgym.envs.Search.world import GENERATED, World
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.fields import is_str
 from agentsgym.texts import sentence_of, shown
@@ -29,7 +28,6 @@ logger = logging.getLogger(__name__)
 _FORMAT = 1  # version of the format on disk
 _MIN_CACHED_PASSAGES = 5_000  # indexing fewer is faster than loading an index
 _WORD = r"(?u)\b\w+\b"
-GENERATED = "generated"
 _NUM_KEPT = 4
 _Value = TypeVar("_Value")
 
@@ -53,30 +51,18 @@ _COLUMNS = {
 }
 
 
-class ProcessCache:
-    """A cache of the most recently used values, shared by all environments and threads of a process."""
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[Hashable, Any] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the value of a key; the first caller creates it while the others wait."""
-        with self._lock:
-            if key not in self._values:
-                self._values[key] = make()
-            self._values.move_to_end(key)
-            while len(self._values) > _NUM_KEPT:
-                self._values.popitem(last=False)
-            return self._values[key]
-
-    def clear(self) -> None:
-        """Drop all values."""
-        with self._lock:
-            self._values.clear()
+_lock = threading.Lock()
+_corpora: dict[Hashable, tuple[Passage, ...]] = {}
+_indexes: dict[Hashable, BM25Index] = {}
 
 
-_corpora, _indexes = ProcessCache(), ProcessCache()
+def _kept(cache: dict[Hashable, _Value], key: Hashable, make: Callable[[], _Value]) -> _Value:
+    """Return the value of a key, which the first caller creates while others wait; the last used ones are kept."""
+    with _lock:
+        cache[key] = cache.pop(key) if key in cache else make()
+        while len(cache) > _NUM_KEPT:
+            del cache[next(iter(cache))]
+        return cache[key]
 
 
 def load_corpus(source: Any, columns: Mapping[str, str] | None, world: Mapping[str, Any]) -> Sequence[Passage]:
@@ -89,7 +75,7 @@ def load_corpus(source: Any, columns: Mapping[str, str] | None, world: Mapping[s
     """
     if source == GENERATED:
         options = tuple(sorted(world.items()))
-        return _corpora.get((GENERATED, options), lambda: _passages(World(**world).passages, None))
+        return _kept(_corpora, (GENERATED, options), lambda: _passages(World(**world).passages, None))
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         try:
@@ -97,7 +83,7 @@ def load_corpus(source: Any, columns: Mapping[str, str] | None, world: Mapping[s
         except OSError as error:
             raise ConfigError(f"the corpus cannot be read from {str(path)!r}: {error.strerror}") from error
         key = (str(source), found.st_mtime_ns, found.st_size, tuple(sorted((columns or {}).items())))
-        return _corpora.get(key, lambda: _passages(read_rows(source, "the corpus"), columns))
+        return _kept(_corpora, key, lambda: _passages(read_rows(source, "the corpus"), columns))
     return _passages(read_rows(source, "the corpus"), columns)
 
 
@@ -190,12 +176,13 @@ def open_index(passages: Sequence[Passage], options: IndexOptions, cache_dir: st
     for one in passages:
         digest.update(f"{len(one.title)} {len(one.text)} {one.title}{one.text}".encode(errors="surrogatepass"))
     key = digest.hexdigest()
-    return _indexes.get(key, lambda: BM25Index(passages, options, _ranker(passages, options, key, cache_dir)))
+    return _kept(_indexes, key, lambda: BM25Index(passages, options, _ranker(passages, options, key, cache_dir)))
 
 
 def forget_indexes() -> None:
     """Clear this process's cache of indexes; existing environments keep theirs."""
-    _indexes.clear()
+    with _lock:
+        _indexes.clear()
 
 
 def _words(texts: list[str], options: IndexOptions) -> list[list[str]]:

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.credit.components import add_rewards
 from agentsgym.envs.contract import State, Stepped
-from agentsgym.envs.datasets.questions import is_text
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import SPEC, formats, world
-from agentsgym.envs.Search.corpus import GENERATED, IndexOptions, Passage, as_passages, load_corpus, open_index
+from agentsgym.envs.Search.corpus import IndexOptions, Passage, as_passages, load_corpus, open_index
 from agentsgym.envs.Search.formats import TOOL
-from agentsgym.envs.Search.tasks import DatasetOptions, task_dataset
+from agentsgym.envs.Search.world import GENERATED, DatasetOptions, task_dataset
 from agentsgym.envs.Tools.calls import Plan
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.results import ToolResult
 from agentsgym.envs.Tools.sources import Sources
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, choice_field, is_dict, is_int, is_number, is_str, is_strings, or_none
+from agentsgym.fields import Field, choice_field, is_dict, is_int, is_number, is_str, is_strings, is_text, or_none
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action, Message, ToolCall
 
@@ -355,7 +354,7 @@ class SearchEnv(ToolEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Make training rows; see :class:`~agentsgym.envs.Search.tasks.DatasetOptions` for the options."""
+        """Make training rows; see :class:`~agentsgym.envs.Search.world.DatasetOptions` for the options."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod

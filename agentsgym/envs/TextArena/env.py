@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
@@ -317,7 +317,7 @@ class TextArenaEnv(MultistepEnv):
     @classmethod
     def _rows(cls, env_config: dict[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
         """Make rows; the players are not checked, since they may be passed as objects that a row cannot contain."""
-        config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
+        config = validated_config(cls, env_config)
         game = base_id(config["game"])
         _num_players(game, catalogue().get(game), config["num_players"])
         settings = checked_options(options, drawn_options(1000 if part == "train" else 100))

@@ -12,9 +12,9 @@ SPEC = EnvSpec(
     packages=("textworld", "jericho"),
     extra="textworld",
     game_key="kind",
-    games="agentsgym.envs.TextWorld.kinds:games",
-    random="agentsgym.envs.shared.text_worlds.players:RandomPlayer",
-    reference="agentsgym.envs.shared.text_worlds.players:ReferencePlayer",
-    imitation="agentsgym.envs.shared.text_worlds.players:ImitationPlayer",
+    games="agentsgym.envs.TextWorld.env:games",
+    random="agentsgym.envs.shared.text_worlds:RandomPlayer",
+    reference="agentsgym.envs.shared.text_worlds:ReferencePlayer",
+    imitation="agentsgym.envs.shared.text_worlds:ImitationPlayer",
 )
 __getattr__, __all__ = lazy(__name__, {".env": ["TextWorldEnv"]})

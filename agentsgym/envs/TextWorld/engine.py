@@ -155,7 +155,7 @@ def story_file(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str 
     Without a cache, both are deleted when the context exits, so nothing is left if the engine is killed later.
 
     Args:
-        kind: A key of :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
+        kind: A key of :data:`~agentsgym.envs.TextWorld.env.KINDS`.
         options: All options of that kind.
         seed: The seed, which determines the game together with the options and TextWorld's version.
         cache_dir: The folder of cached games; None for the user's cache, ``""`` for no cache on disk.

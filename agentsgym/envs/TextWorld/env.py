@@ -1,4 +1,4 @@
-"""Play TextWorld quests."""
+"""Play TextWorld quests, of the kinds of games that TextWorld generates, or of files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import (
@@ -21,10 +21,9 @@ from agentsgym.envs.datasets.options import (
     rows_of,
     task_seed,
 )
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
+from agentsgym.envs.shared.text_worlds import TextWorldBase, process_fields
 from agentsgym.envs.TextWorld import SPEC
-from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
-from agentsgym.errors import ConfigError, TaskError
+from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.fields import (
     Field,
     choice_field,
@@ -34,6 +33,7 @@ from agentsgym.fields import (
     is_int,
     is_str,
     is_strings,
+    one_of,
     or_none,
 )
 from agentsgym.seeding import derive_seed
@@ -41,6 +41,103 @@ from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+FILES = "files"
+_MAX_ROOMS = 100  # the Z-machine's limit for the rooms of a coin collector
+
+
+def _between(low: int, high: int) -> Field:
+    return Field(
+        default=low, expected=f"an int from {low} to {high}", valid=lambda value: is_int(low)(value) and value <= high
+    )
+
+
+_FLAG = Field(default=False, expected="True or False", valid=is_bool)
+
+#: The options of each kind, by name; ``files`` are existing games.
+KINDS: Mapping[str, Mapping[str, Field]] = {
+    "custom": {
+        "rooms": Field(default=3, expected="a positive int", valid=is_int(1)),
+        "objects": Field(default=6, expected="a positive int", valid=is_int(1)),
+        "quest_length": Field(default=3, expected="a positive int", valid=is_int(1)),
+        "parallel_quests": Field(default=1, expected="a positive int", valid=is_int(1)),
+    },
+    "coin_collector": {"level": _between(1, 300)},
+    "treasure_hunter": {"level": _between(1, 30)},
+    "cooking": {
+        "recipe": _between(1, 5),
+        "take": Field(default=0, expected="an int from 0 to recipe", valid=is_int(0)),
+        "go": Field(
+            default=1, expected="1, 6, 9 or 12", valid=lambda value: is_int(1)(value) and value in (1, 6, 9, 12)
+        ),
+        "open": _FLAG,
+        "cook": _FLAG,
+        "cut": _FLAG,
+        "drop": _FLAG,
+        "recipe_seed": Field(default=0, expected="a non-negative int", valid=is_int(0)),
+        "split": Field(
+            default=None, expected="'train', 'valid', 'test' or None", valid=or_none(one_of("train", "valid", "test"))
+        ),
+    },
+    "simple": {
+        "rewards": choice_field("dense", "balanced", "sparse"),
+        "goal": choice_field("detailed", "brief", "none"),
+        "test": _FLAG,
+    },
+    FILES: {},
+}
+
+
+def games() -> dict[str, dict[str, str]]:
+    """Return the kinds that are generated rather than read from files, for ``agentsgym envs``."""
+    return {kind: {"note": "Made from a seed."} for kind in KINDS if kind != FILES}
+
+
+def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options of a kind and fill in the defaults.
+
+    >>> checked_game_options("coin_collector", {"level": 5})
+    {'level': 5}
+    >>> checked_game_options("simple", {"goals": "brief"})
+    Traceback (most recent call last):
+    agentsgym.errors.ConfigError: env_config['options']['goals'] is unknown for kind 'simple'; did you mean 'goal'?
+    """
+    fields = KINDS[kind]
+    options = {name: field.default for name, field in fields.items()}
+    for name, value in given.items():
+        if name not in fields:
+            raise ConfigError(
+                f"env_config['options'][{shown(name)}] is unknown for kind {kind!r}{did_you_mean(str(name), fields)}"
+            )
+        if not fields[name].valid(value):
+            raise ConfigError(f"env_config['options'][{name!r}] must be {fields[name].expected}, got {shown(value)}")
+        options[name] = value
+    if kind == "cooking":
+        _check_cooking(options)
+    elif kind == "coin_collector":
+        level = options["level"]
+        num_rooms = ((level - 1) // 100 + 1) * ((level - 1) % 100 + 1)
+        if num_rooms > _MAX_ROOMS:
+            raise ConfigError(
+                f"env_config['options']['level'] = {level} has {num_rooms} rooms, but TextWorld supports at most "
+                f"{_MAX_ROOMS}: use a level from 1 to 150 or from 201 to 233"
+            )
+    return options
+
+
+def _check_cooking(options: Mapping[str, Any]) -> None:
+    if options["take"] > options["recipe"]:
+        raise ConfigError(
+            "env_config['options']['take'], the number of ingredients that must be found, must be at most "
+            f"env_config['options']['recipe'] = {options['recipe']}, got {options['take']}"
+        )
+    if options["recipe_seed"] and not options["take"]:
+        raise ConfigError(
+            "env_config['options']['recipe_seed'] only selects which ingredients must be found, so it requires "
+            "env_config['options']['take'] to be at least 1"
+        )
+
 
 _DIRECTIONS = ("north", "south", "east", "west", "up", "down")
 # The verbs allowed in addition to those of a game. Commands to the interpreter, such as quit, restart, undo, save and
@@ -70,7 +167,7 @@ class TextWorldEnv(TextWorldBase):
     Keys of ``env_config`` in addition to the common ones:
 
     - ``kind``: ``"custom"``, ``"coin_collector"``, ``"treasure_hunter"``, ``"cooking"``, ``"simple"`` or ``"files"``.
-    - ``options``: the options of the kind; see :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
+    - ``options``: the options of the kind; see :data:`~agentsgym.envs.TextWorld.env.KINDS`.
     - ``admissible_commands``: whether each prompt lists the admissible commands.
     - ``reward``: ``"score"`` rewards each turn with the increase in the score, as a fraction of the maximum score;
       ``"win"`` rewards only the winning turn, with 1. The rewards of a won game sum to 1.
@@ -96,6 +193,7 @@ class TextWorldEnv(TextWorldBase):
 
     def _check_config(self, config: dict[str, Any]) -> None:
         checked_game_options(config["kind"], config["options"])
+        super()._check_config(config)
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         file, seed = task_data.get("file"), task_data.get("game_seed")
@@ -181,7 +279,7 @@ def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
     """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``."""
-    config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    config = validated_config(env_class, env_config)
     checked_game_options(config["kind"], config["options"])
     if config["kind"] == FILES:
         settings = checked_options(options, _FILE_OPTIONS)
@@ -194,7 +292,7 @@ def task_dataset(
                     f"{shown(settings['files'])}"
                 )
         names = names_in_part([*map(str, files)], part, settings, "files")
-        return rows_of([{"file": name} for name in names], class_path(env_class), env_config, part, settings)
+        return rows_of([{"file": name} for name in names], env_class, env_config, part, settings)
     settings = checked_options(options, _GENERATION_OPTIONS)
     num_games: int = settings["num_games"] or settings["size"]
     games: list[int] = [task_seed(part, "textworld game", settings["seed"], game) % 2**31 for game in range(num_games)]

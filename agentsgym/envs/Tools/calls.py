@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from agentsgym.envs.calls.checks import check_call
 from agentsgym.envs.shared.timed import CallTimeoutError
+from agentsgym.envs.tool_schemas import check_call
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text, cut, failed_result, result_of_exception
 from agentsgym.errors import EnvError

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import check_tool_use
 from agentsgym.envs.shared.numbers import strip_reasoning
+from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.calls import Plan, make_calls, plan_calls
 from agentsgym.envs.Tools.process import Process

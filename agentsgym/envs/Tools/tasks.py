@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.datasets import questions
 from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, rows_of
-from agentsgym.envs.datasets.sources import Column, read_columns, read_rows
+from agentsgym.envs.datasets.sources import QUESTION_OPTIONS, Column, questions_of_part, read_columns, read_rows
 from agentsgym.envs.shared.numbers import as_number
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
@@ -50,11 +48,11 @@ def task_dataset(
     Raises:
         ConfigError: There is no table, the table lacks a column or has no rows, or an option is invalid.
     """
-    settings = checked_options(options, questions.OPTIONS)
+    settings = checked_options(options, QUESTION_OPTIONS)
     if settings["data"] is None:
         raise ConfigError(f"{env_class.__name__} has no built-in tasks: pass data=…, a table of questions and answers")
-    tasks = questions.of_part(tasks_from(settings["data"], settings["columns"]), part, settings)
-    return rows_of(tasks, class_path(env_class), env_config, part, settings)
+    tasks = questions_of_part(tasks_from(settings["data"], settings["columns"]), part, settings)
+    return rows_of(tasks, env_class, env_config, part, settings)
 
 
 def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentsgym.agents import scripted_player
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.spec import Anchors
 from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, YES
 from agentsgym.envs.TwentyQuestions.knowledge import Candidates

@@ -1,4 +1,4 @@
-"""Observe an environment's hooks while they run: the generators they use, the state they change, their results."""
+"""Observe an environment's hooks while they run (the generators they use, the state they change), and report it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from itertools import islice
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import Start, start_of
-from agentsgym.envs.check.report import Finding
 from agentsgym.event_loop import awaited
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
@@ -49,6 +49,7 @@ class HookProbe:
         roles: The roles that ``_role`` returned.
         rewarded_roles: The roles in ``info["rewards"]``, each with the first hook that rewarded it.
         starts: Initial states of the episodes, in order, one list for each ``with`` block.
+        steps_again: Whether the action that ended an episode is repeated on a copy of its last state.
     """
 
     def __init__(self, env: MultistepEnv) -> None:
@@ -59,7 +60,7 @@ class HookProbe:
         self.starts: list[list[Start]] = []
         self._env = env
         self._starts: dict[int, tuple[str, Any]] = {}  # keeps the states alive, so that ids stay unique
-        self._steps_again = False
+        self.steps_again = False
         self._num_uses = 0  # detected uses of global generators
 
     def __enter__(self) -> Self:
@@ -74,11 +75,6 @@ class HookProbe:
         """Stop watching."""
         for name in (*_HOOKS, _TOOL_HOOK):
             vars(self._env).pop(name, None)
-
-    def stepping_after_the_end(self) -> Self:
-        """From now on, repeat the action that ended an episode, on a copy of its last state."""
-        self._steps_again = True
-        return self
 
     def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "", about: str = "") -> None:
         """Record a finding, once per hook and subject.
@@ -175,7 +171,7 @@ class HookProbe:
             if not all(_is_number(one) and math.isfinite(one) for one in _numbers(amount)):
                 text = f"info['rewards'][{shown(role)}] is {shown(amount)}: rewards must be finite numbers"
                 self.add("finite-rewards", name, text, about=shown(role))
-        if self._steps_again and done is True:
+        if self.steps_again and done is True:
             self._step_again(name, hook, args, next_state)
 
     def _step_again(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], last_state: Any) -> None:
@@ -276,3 +272,55 @@ def _numbers(reward: Any) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or hasattr(value, "__float__")
+
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One problem of an environment.
+
+    Attributes:
+        check: Name of the check, such as ``"global-random"``.
+        severity: ``"error"`` if training or evaluation would be wrong; ``"warning"`` if it would be costly, or may be
+            wrong.
+        text: The problem and its fix, in a sentence.
+        place: File and line of the hook concerned; empty if there is none.
+    """
+
+    check: str
+    severity: Severity
+    text: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.severity} [{self.check}]{f' {self.place}' if self.place else ''}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvReport:
+    """The findings of :func:`agentsgym.check_env`.
+
+    Attributes:
+        findings: The findings, errors first.
+        num_episodes: Number of episodes that were played.
+        num_turns: Number of turns in these episodes.
+    """
+
+    findings: Sequence[Finding]
+    num_episodes: int
+    num_turns: int
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that are errors."""
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    def __str__(self) -> str:
+        played = f"{self.num_episodes} episodes, {self.num_turns} turns"
+        if not self.findings:
+            return f"no problems in {played}"
+        num_errors = len(self.errors)
+        counts = f"{num_errors} errors and {len(self.findings) - num_errors} warnings in {played}"
+        return "\n".join([f"{counts}:", *map(str, self.findings)])

@@ -25,8 +25,7 @@ from agentsgym.envs.check.plays import (
     record,
     replay,
 )
-from agentsgym.envs.check.probe import HookProbe, place_of_tool
-from agentsgym.envs.check.report import EnvReport
+from agentsgym.envs.check.probe import EnvReport, HookProbe, place_of_tool
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
 from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError
@@ -190,7 +189,8 @@ class _Checker:
         else:
             text = f"the same task, seed and actions gave a different episode: {difference.text}; {_REMEDY}"
             self._add_difference("deterministic", text, difference)
-        with self._probe.stepping_after_the_end(), _globals(seed):
+        self._probe.steps_again = True
+        with self._probe, _globals(seed):
             self._played += replay(env, tasks, scripts)
         self._compare_starts()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import ROW_COLUMNS, check_task_keys, class_path, plain_part
-from agentsgym.envs.datasets.registry import find, register
+from agentsgym.envs.datasets.environments import find, register
 from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_positive_number, or_none, require
 from agentsgym.seeding import derive_seed

@@ -124,7 +124,7 @@ def completions(incomplete: str) -> list[str]:
     names = known_names()
     name, colon, _ = incomplete.partition(":")
     if colon and name in installed_entry_points():
-        from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
+        from agentsgym.envs.datasets.environments import find  # noqa: PLC0415
 
         with contextlib.suppress(Exception):  # third-party code; shell completion cannot show errors
             names += [f"{name}:{game}" for game in find(name).spec.known_games()]
@@ -154,7 +154,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _find_class(path: str, name: str) -> type[MultistepEnv]:
-    from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
+    from agentsgym.envs.datasets.environments import find  # noqa: PLC0415
 
     try:
         return find(path)

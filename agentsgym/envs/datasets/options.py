@@ -1,4 +1,4 @@
-"""Make dataset rows from tasks: split them between training and evaluation, order them, and derive their seeds."""
+"""Make dataset rows from tasks: split, order and seed them; and get an environment's default tasks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import math
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from agentsgym.envs.dataset_rows import ConfiguredEnv, class_path
@@ -15,6 +17,9 @@ from agentsgym.seeding import derive_seed
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from agentsgym.envs.base import MultistepEnv
+
 
 #: The split that rows are made for; called part because the option ``split`` has another meaning.
 Part = Literal["train", "eval"]
@@ -118,7 +123,7 @@ def names_in_part(
 
 def rows_of(
     tasks: Sequence[Mapping[str, Any]],
-    env_class_path: str,
+    env_class: type,
     env_config: Mapping[str, Any] | None,
     part: Part,
     settings: Mapping[str, Any],
@@ -130,6 +135,7 @@ def rows_of(
     Raises:
         ConfigError: A task or ``env_config`` is not plain JSON.
     """
+    env_class_path = class_path(env_class)
     generator = random.Random(derive_seed("rows", env_class_path, part, settings["seed"]))
     order = shuffled(tasks, settings["size"], generator)
     seeds = (task_seed(part, "task", env_class_path, settings["seed"], index) for index in range(len(order)))
@@ -191,3 +197,37 @@ def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
 def task_seed(part: Part, *key: Hashable) -> int:
     """Derive a task's seed from ``key``: even for training, odd for evaluation."""
     return derive_seed(*key) // 4 * 2 + (part == "eval")
+
+
+def tasks_of(
+    env: MultistepEnv, split: Literal["train", "eval"] | str, options: Mapping[str, Any], most: int, *, seed: int = 0
+) -> list[Any]:
+    """Return rows of the environment's dataset; for a class without one, tasks that contain only a seed.
+
+    Args:
+        env: The environment.
+        split: ``"train"`` or ``"eval"``.
+        options: Options for its dataset.
+        most: The maximum number of tasks.
+        seed: Random seed of the tasks that contain only a seed.
+    """
+    make: Any = env.get_train_dataset if split == "train" else env.get_eval_dataset
+    try:
+        return list(islice(_rows(env, make, options, most), most))  # a generator may raise at its first row
+    except NotImplementedError:
+        if options:
+            raise ConfigError(
+                f"{type(env).__name__} has no dataset, hence no options, got {', '.join(options)}"
+            ) from None
+    return [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
+
+
+def _rows(env: MultistepEnv, make: Any, options: Mapping[str, Any], most: int) -> Any:
+    """Create the dataset, of no more rows than needed if it accepts a size."""
+    if "size" not in options:
+        with suppress(TypeError):  # a user-defined class may not accept size
+            return make(**{"size": most, **options})
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise ConfigError(f"the dataset of {type(env).__name__} cannot be created: {error}") from error

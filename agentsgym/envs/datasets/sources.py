@@ -1,4 +1,4 @@
-"""Read rows of user data: a JSONL file, rows in memory, or anything that ``datasets`` can load."""
+"""Read rows of user data (a JSONL file, rows in memory, anything that ``datasets`` can load), such as questions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from agentsgym.envs.datasets.options import COMMON_OPTIONS, Part, names_in_part
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import Field, is_dict, is_text, or_none
 from agentsgym.texts import sentence_of, shown
 
 Row = Mapping[str, Any]
@@ -135,3 +137,35 @@ def _json_lines(path: Path, name: str) -> Iterator[Row]:
                 yield cast("Row", value)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read from {shown(str(path))}: {sentence_of(error)}") from error
+
+
+#: Options of a dataset that is made from a table, in addition to those of the environment.
+QUESTION_OPTIONS: Mapping[str, Field] = {
+    **COMMON_OPTIONS,
+    "data": Field(default=None, expected=f"{EXPECTED_SOURCE}, or None", valid=or_none(is_source)),
+    "columns": Field(
+        default=None, expected="a dict from a task's key to a column of the data, or None", valid=or_none(is_dict)
+    ),
+}
+
+
+QUESTION = Column(default="question", valid=is_text, expected="a string")
+
+
+def read_questions(settings: Mapping[str, Any], columns: Mapping[str, Column]) -> list[dict[str, Any]]:
+    """Read the table ``settings["data"]``: one dict per row, in order, with the keys of ``columns``.
+
+    Raises:
+        ConfigError: The table cannot be read, lacks a column, or contains an invalid value.
+    """
+    return read_columns(read_rows(settings["data"], "data"), columns, settings["columns"], "data")
+
+
+def questions_of_part(tasks: list[dict[str, Any]], part: Part, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tasks whose ``"question"`` belongs to a split.
+
+    Raises:
+        ConfigError: There are too few different questions to split.
+    """
+    chosen = set(names_in_part([str(task["question"]) for task in tasks], part, settings, "questions"))
+    return [task for task in tasks if str(task["question"]) in chosen]

@@ -13,7 +13,7 @@ import pytest
 from agentsgym import evaluate
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.datasets.registry import make
+from agentsgym.envs.datasets.environments import make
 from agentsgym.envs.Search import Passage, RandomPlayer, ReferencePlayer, SearchEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.rollouts.process_pool import EnvProcessPool

@@ -15,9 +15,9 @@ from agentsgym import ConfigError, TaskError
 from agentsgym.envs import EnvSpec, ScienceWorldEnv, TextWorldEnv
 from agentsgym.envs.datasets.naming import find_env, known_names
 from agentsgym.envs.ScienceWorld.env import TASKS
-from agentsgym.envs.shared.text_worlds.env import MAX_COMMAND_CHARS, format_commands, read_command
+from agentsgym.envs.shared.text_worlds import MAX_COMMAND_CHARS, format_commands, read_command
 from agentsgym.envs.TextWorld.engine import narrative, opening
-from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
+from agentsgym.envs.TextWorld.env import FILES, KINDS, checked_game_options
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.calls.schemas import schemas_of
+from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Check, is_bool, is_dict, is_int, is_number, is_str, one_of
 from agentsgym.texts import shown, visible

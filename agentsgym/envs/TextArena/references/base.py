@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentsgym.agents.base import Agent
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.spec import Anchors
 from agentsgym.errors import AgentError
 from agentsgym.fields import is_int, or_none, require
 from agentsgym.seeding import derive_seed

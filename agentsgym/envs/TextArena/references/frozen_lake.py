@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.spec import Anchors
 from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text, rounds
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Message

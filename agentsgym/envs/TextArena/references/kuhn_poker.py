@@ -11,7 +11,7 @@ from fractions import Fraction
 from statistics import mean
 from typing import Literal
 
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.spec import Anchors
 from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text

@@ -10,7 +10,7 @@ from fractions import Fraction
 from statistics import mean
 from typing import Literal
 
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.spec import Anchors
 from agentsgym.envs.TextArena.references.base import Reference, game_text
 from agentsgym.errors import AgentError
 from agentsgym.types import Message

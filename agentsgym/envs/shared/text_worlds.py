@@ -1,27 +1,31 @@
-"""The base class of environments that run a text-world engine: sessions in processes, prompts, commands, rewards."""
+"""The base class of environments that run a text-world engine in processes, and their players."""
 
 from __future__ import annotations
 
+import random
 import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from agentsgym.agents.scripted_player import Notes, ScriptedPlayer
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.engines import EngineProcesses, shared_processes
 from agentsgym.envs.shared.numbers import strip_reasoning
+from agentsgym.errors import AgentError
 from agentsgym.fields import Field, is_int, is_seconds
+from agentsgym.types import TurnRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NEW_GAME = "A new game begins.\n\n"
 NO_COMMAND = "You said no command. Answer with one command in one line."
 _SECONDS = "a positive number of seconds"
 MAX_COMMAND_CHARS = 200
 _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def read_command(text: str) -> str | None:
@@ -84,12 +88,14 @@ class TextWorldBase(MultistepEnv):
         """Check the configuration; no engine is started yet. The arguments are those of every environment.
 
         Raises:
-            ConfigError: The configuration is invalid.
-            MissingDependencyError: The engine is not installed.
+            ConfigError: The configuration is invalid, or the engine's data are missing.
+            MissingDependencyError: The engine, or a program that it needs, is not installed.
         """
         super().__init__(tokenizer, env_config)
-        self.spec.check_installed()
         self._name = uuid.uuid4().hex
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        self.spec.check_installed()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_name": uuid.uuid4().hex})
@@ -189,3 +195,72 @@ class TextWorldBase(MultistepEnv):
 
     def _close_episode(self, session_id: str, state: State) -> None:
         self._processes().end(self._engine_session_id(session_id))
+
+
+_LOOK = "look"
+_HARMLESS = {"go", "examine", "look", "inventory", "open", "close"}  # reversible, and cannot fail the task
+
+
+class WorldPlayer(ScriptedPlayer[Notes]):
+    """Chooses a command based on the session's state, so it must run in the environment's process."""
+
+    def __init__(self, env: MultistepEnv, seed: int = 0) -> None:
+        super().__init__(env, seed)
+        self._env = env
+
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        return Notes(generator=generator)
+
+    def _play(self, request: TurnRequest, notes: Notes) -> str:
+        state = self._env.active_states.get(request.session_id)
+        if state is None:
+            raise AgentError(
+                f"{type(self).__name__} needs the environment's state of session {request.session_id}, but that "
+                "session is not active in the environment that the player was created for: play in that environment, "
+                "without a pool or with an EnvThreadPool"
+            )
+        return self._choose(state, notes)
+
+    @abstractmethod
+    def _choose(self, state: dict[str, Any], notes: Notes) -> str:
+        """Choose a command."""
+
+
+class RandomPlayer(WorldPlayer):
+    """Picks each admissible command with equal probability."""
+
+    def _choose(self, state: dict[str, Any], notes: Notes) -> str:
+        return notes.generator.choice(state["response"]["admissible"] or [_LOOK])
+
+
+class ReferencePlayer(WorldPlayer):
+    """Follows the walkthrough and, after leaving it, the winning commands that the engine provides, if any."""
+
+    def _choose(self, state: dict[str, Any], notes: Notes) -> str:
+        num_followed: int | None = state["num_followed"]
+        walkthrough: list[str] = state["first_response"]["walkthrough"]
+        if num_followed is not None and num_followed < len(walkthrough):
+            return walkthrough[num_followed]
+        policy: list[str] = state["response"]["policy"]
+        return policy[0] if policy else _LOOK
+
+
+class ImitationPlayer(ReferencePlayer):
+    """Follows the walkthrough, with occasional other, harmless commands if the engine provides the way back.
+
+    Args:
+        env: The environment.
+        seed: The seed of every conversation's random stream.
+        noise: The probability of another command per turn, in [0, 1].
+    """
+
+    def __init__(self, env: MultistepEnv, seed: int = 0, *, noise: float = 0.1) -> None:
+        super().__init__(env, seed)
+        self._noise = noise
+
+    def _choose(self, state: dict[str, Any], notes: Notes) -> str:
+        response = state["response"]
+        harmless = [command for command in response["admissible"] if command.split()[0] in _HARMLESS]
+        if response["policy"] and harmless and notes.generator.random() < self._noise:
+            return notes.generator.choice(harmless)
+        return super()._choose(state, notes)
