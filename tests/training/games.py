@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import accelerate.utils.imports
 import torch
 from datasets import Dataset
 from number_games import NUMBERS, GuessNumber, SayBlue
@@ -15,6 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from agentsgym import Agent, Demonstrations, GRPOEnvConfig, GRPOEnvTrainer, tiny_policy
 from agentsgym.training.generation.batch import GenerationBatch
 
+# A trainer looks twenty packages up, in the file system each time.
+_look_up = accelerate.utils.imports._is_package_available
+accelerate.utils.imports._is_package_available = functools.cache(_look_up)
 __all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here
 # Before transformers 5.23, the setting has its earlier name.
 NEW_NAME = hasattr(TrainingArguments, "activation_checkpointing")
@@ -41,9 +46,14 @@ class TextAgent(Agent):
         return NUMBERS[turn % len(NUMBERS)], turn + 1
 
 
-def policy(seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A two-layer Llama of width 32 and its tokenizer."""
-    return tiny_policy(WORDS, hidden_size=32, num_heads=2, seed=seed)
+@functools.cache
+def _policy(words: tuple[str, ...], seed: int, num_layers: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    return tiny_policy(words, hidden_size=32, num_heads=2, num_layers=num_layers, seed=seed)
+
+
+def policy(seed: int = 0, *, num_layers: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A Llama of width 32 and its tokenizer: copies, which take less time than new ones."""
+    return copy.deepcopy(_policy(tuple(WORDS), seed, num_layers))
 
 
 def demonstrated(num_episodes: int = 6, **changes: Any) -> Demonstrations:
@@ -52,6 +62,7 @@ def demonstrated(num_episodes: int = 6, **changes: Any) -> Demonstrations:
     return Demonstrations(trajectories=env.rollout([{"seed": n} for n in range(num_episodes)], TextAgent()), **changes)
 
 
+@functools.cache
 def tasks(num_tasks: int = 8, **task_data: Any) -> Dataset:
     """Rows of any game: tasks that differ in their seed alone."""
     return Dataset.from_list([{"task_data": {"seed": seed, **task_data}} for seed in range(num_tasks)])
