@@ -20,6 +20,7 @@ from agentsgym.training.generation.batch import GenerationBatch
 # A trainer looks twenty packages up, in the file system each time.
 _look_up = accelerate.utils.imports._is_package_available
 accelerate.utils.imports._is_package_available = functools.cache(_look_up)
+_tiny_policy = functools.cache(tiny_policy)
 __all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here
 # Before transformers 5.23, the setting has its earlier name.
 NEW_NAME = hasattr(TrainingArguments, "activation_checkpointing")
@@ -46,14 +47,9 @@ class TextAgent(Agent):
         return NUMBERS[turn % len(NUMBERS)], turn + 1
 
 
-@functools.cache
-def _policy(words: tuple[str, ...], seed: int, num_layers: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    return tiny_policy(words, hidden_size=32, num_heads=2, num_layers=num_layers, seed=seed)
-
-
 def policy(seed: int = 0, *, num_layers: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A Llama of width 32 and its tokenizer: copies, which take less time than new ones."""
-    return copy.deepcopy(_policy(tuple(WORDS), seed, num_layers))
+    return copy.deepcopy(_tiny_policy(tuple(WORDS), hidden_size=32, num_heads=2, num_layers=num_layers, seed=seed))
 
 
 def demonstrated(num_episodes: int = 6, **changes: Any) -> Demonstrations:
