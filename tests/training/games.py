@@ -100,12 +100,13 @@ def trainer_of(
     *,
     env_config: dict[str, Any] | None = None,
     weights: int = 0,
+    num_layers: int = 1,
     dataset: Any = None,
     env_class: type[GuessNumber] = GuessNumber,
     **changes: Any,
 ) -> GRPOEnvTrainer:
     """A trainer of the guessing game; ``eval_dataset``, ``agent`` and settings among the changes."""
-    model, tokenizer = policy(weights)
+    model, tokenizer = policy(weights, num_layers=num_layers)
     parts = ("eval_dataset", "agent", "callbacks", "peft_config", "curriculum", "distillation", "demonstrations")
     own = {name: changes.pop(name) for name in parts if name in changes}
     return GRPOEnvTrainer(
