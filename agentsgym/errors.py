@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 _MAX_NAMES = 40  # listed in a hint
+_signature = functools.lru_cache(inspect.signature)  # takes milliseconds where there are two hundred arguments
 _OTHER_NAMES = {"inputs": "task_data_list"}  # names that other libraries have for an argument
 
 
@@ -156,7 +158,7 @@ def check_options(
             supplies their required arguments itself.
         relatives: Functions that the caller may have meant instead.
     """
-    called, *forwarded_to = (inspect.signature(function).parameters.values() for function in functions)
+    called, *forwarded_to = (_signature(function).parameters.values() for function in functions)
     optional = (one for parameters in forwarded_to for one in parameters if one.default is not one.empty)
     known = {one.name for one in (*called, *optional) if one.kind is not one.VAR_KEYWORD}
     for name in given:

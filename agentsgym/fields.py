@@ -83,8 +83,9 @@ def is_strings(value: Any) -> bool:
 
 def is_list(value: Any) -> bool:
     """Accept lists, tuples, arrays and other sequences, but not strings."""
-    has_items = hasattr(value, "__len__") and hasattr(value, "__getitem__") and getattr(value, "shape", None) != ()
-    return has_items and not isinstance(value, str | bytes | Mapping)
+    if isinstance(value, list | tuple | str | bytes | Mapping):
+        return isinstance(value, list | tuple)
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and getattr(value, "shape", None) != ()
 
 
 def are_numbers(value: Any) -> bool:

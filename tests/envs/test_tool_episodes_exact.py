@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chat_families import TRL_TEMPLATES, tokenizer_for
+from chat_families import PRINTS_CALLS, TRL_TEMPLATES, tokenizer_for
 from packaged import add
-from test_tool_calls import ONE_CALL_A_TURN, PRINTS_CALLS
+from test_tool_calls import ONE_CALL_A_TURN
 from test_tool_conversations import EXACT, THINKING
 from tool_chat import tool_family
 from tool_functions import Calls, call

@@ -14,6 +14,12 @@ TRL_TEMPLATES = {
     for path in sorted(files("trl").joinpath("chat_templates").iterdir(), key=lambda path: path.name)
     if path.name.endswith(".jinja")
 }
+# Known by name, since reading each template takes seconds: test_tool_calls and test_tool_conversations compare.
+WITHOUT_CALLS = {
+    *("cohere", "cohere2", "deepseek_r1_distill", "gemma", "gemma3", "idefics3", "lfm2", "llama3", "llava_next"),
+    *("phi3", "phi3_5", "qwen2_5_vl", "smolvlm"),
+}
+PRINTS_CALLS = [name for name in TRL_TEMPLATES if name.removesuffix("_training") not in WITHOUT_CALLS]
 CONTROL = re.compile(
     r"<\|[^|<>\n' ]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>|<end_of_utterance>|</?s>"
 )

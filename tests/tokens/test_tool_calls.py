@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from chat_families import TRL_TEMPLATES, family, text_of, tokenizer_for
+from chat_families import PRINTS_CALLS, TRL_TEMPLATES, family, text_of, tokenizer_for
 
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.calls.reader import CallReader, with_calls
@@ -38,7 +38,6 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "quotes": [("look", {"city": 'it\'s\nC:\\new "q"', "days": 1})],
 }
 ONE_CALL_A_TURN = ("llama", "gptoss")
-PRINTS_CALLS = [name for name in TRL_TEMPLATES if CallReader(family(name), {}).form is not None]
 
 
 def rendered(tokenizer: Any, messages: list[Any], *, add_prompt: bool) -> str:
@@ -74,6 +73,7 @@ def read(tokenizer: Any, text: str, **fields: Any) -> Action:
 
 
 def test_most_templates_of_trl_print_calls() -> None:
+    assert [name for name in TRL_TEMPLATES if CallReader(family(name), {}).form is not None] == PRINTS_CALLS
     assert len(PRINTS_CALLS) >= 46
 
 

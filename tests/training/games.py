@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import accelerate.utils.imports
 import torch
 from datasets import Dataset
 from number_games import NUMBERS, GuessNumber, SayBlue
@@ -15,6 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from agentsgym import Agent, Demonstrations, GRPOEnvConfig, GRPOEnvTrainer, tiny_policy
 from agentsgym.training.generation.batch import GenerationBatch
 
+# A trainer looks twenty packages up, in the file system each time.
+_look_up = accelerate.utils.imports._is_package_available
+accelerate.utils.imports._is_package_available = functools.cache(_look_up)
+_tiny_policy = functools.cache(tiny_policy)
 __all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here
 # Before transformers 5.23, the setting has its earlier name.
 NEW_NAME = hasattr(TrainingArguments, "activation_checkpointing")
@@ -41,9 +47,9 @@ class TextAgent(Agent):
         return NUMBERS[turn % len(NUMBERS)], turn + 1
 
 
-def policy(seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A two-layer Llama of width 32 and its tokenizer."""
-    return tiny_policy(WORDS, hidden_size=32, num_heads=2, seed=seed)
+def policy(seed: int = 0, *, num_layers: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A Llama of width 32 and its tokenizer: copies, which take less time than new ones."""
+    return copy.deepcopy(_tiny_policy(tuple(WORDS), hidden_size=32, num_heads=2, num_layers=num_layers, seed=seed))
 
 
 def demonstrated(num_episodes: int = 6, **changes: Any) -> Demonstrations:
@@ -52,6 +58,7 @@ def demonstrated(num_episodes: int = 6, **changes: Any) -> Demonstrations:
     return Demonstrations(trajectories=env.rollout([{"seed": n} for n in range(num_episodes)], TextAgent()), **changes)
 
 
+@functools.cache
 def tasks(num_tasks: int = 8, **task_data: Any) -> Dataset:
     """Rows of any game: tasks that differ in their seed alone."""
     return Dataset.from_list([{"task_data": {"seed": seed, **task_data}} for seed in range(num_tasks)])
@@ -93,12 +100,13 @@ def trainer_of(
     *,
     env_config: dict[str, Any] | None = None,
     weights: int = 0,
+    num_layers: int = 1,
     dataset: Any = None,
     env_class: type[GuessNumber] = GuessNumber,
     **changes: Any,
 ) -> GRPOEnvTrainer:
     """A trainer of the guessing game; ``eval_dataset``, ``agent`` and settings among the changes."""
-    model, tokenizer = policy(weights)
+    model, tokenizer = policy(weights, num_layers=num_layers)
     parts = ("eval_dataset", "agent", "callbacks", "peft_config", "curriculum", "distillation", "demonstrations")
     own = {name: changes.pop(name) for name in parts if name in changes}
     return GRPOEnvTrainer(

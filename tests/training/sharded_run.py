@@ -120,7 +120,7 @@ def played(agent: PolicyAgent, tokenizer: PreTrainedTokenizerBase, rows: Sequenc
 
 def played_alone(name: str) -> dict[str, Any]:
     """All games of a scenario, in one process and with the model as it is."""
-    model, tokenizer = policy()
+    model, tokenizer = policy(num_layers=2)
     agent = PolicyAgent(model, tokenizer, sampling=SamplingParams(stop=("six",)), max_turn_tokens=5)
     counts = count_tokens(model)
     return {"games": played(agent, tokenizer, range(sum(GAMES[name]))), "tokens_run": counts}
@@ -129,7 +129,7 @@ def played_alone(name: str) -> dict[str, Any]:
 def played_sharded(name: str, shard: Shard) -> dict[str, Any]:
     """This rank's games of a scenario."""
     rank, counts = PartialState().process_index, GAMES[name]
-    model, tokenizer = policy()
+    model, tokenizer = policy(num_layers=2)
     if name == "raises_once" and rank == 1:
         raise_once(tokenizer, 7)
     if name == "takes_no_cache":
@@ -147,7 +147,7 @@ def played_sharded(name: str, shard: Shard) -> dict[str, Any]:
 
 def break_off() -> None:
     """Play, and have rank 1 raise in the middle of a forward pass."""
-    model, tokenizer = policy()
+    model, tokenizer = policy(num_layers=2)
     agent = ShardedPolicyAgent(model, tokenizer, forward=fsdp2(model))
     agent.prepare(START)
     if PartialState().process_index == 1:

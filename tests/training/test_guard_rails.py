@@ -316,7 +316,7 @@ def test_a_run_whose_policy_cannot_read_the_game_reports_it_once(
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": 4}).train()
     [output] = [one for one in caplog.records if one.name == "agentsgym.tokens.unknown_words"]
-    assert "has no token for 'A', 'Higher.'" in output.getMessage()
+    assert "has no token for 'Higher.', 'A'" in output.getMessage()
 
 
 class Silent(Agent):

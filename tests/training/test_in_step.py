@@ -27,7 +27,7 @@ SYNCED = {"sync_ref_model": True, "beta": 0.1}
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that all training begins with, in a folder: the KL term's reference is loaded from there."""
     folder = tmp_path_factory.mktemp("base")
-    policy()[0].save_pretrained(folder)
+    policy(num_layers=2)[0].save_pretrained(folder)
     return folder
 
 

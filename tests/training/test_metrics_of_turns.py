@@ -102,7 +102,7 @@ def test_entropy_ratio_and_clip_are_means_over_the_tokens_since_the_last_log(
 ) -> None:
     evaluated = {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1}  # which must not count
     changes = {"importance_sampling_level": level, "logging_steps": logging_steps, **evaluated, **STEPS}
-    trainer = trainer_of(tmp_path, env_config={"error_allowance": 0}, **changes)
+    trainer = trainer_of(tmp_path, env_config={"error_allowance": 0}, num_layers=2, **changes)
     recorder = Recorder(trainer)
     trainer.train()
     logs = training_logs(trainer)
@@ -161,6 +161,7 @@ def played_of(rollouts: Sequence[Trajectory], group: int) -> list[Trajectory]:
 def test_rewards_advantages_and_ends_are_those_of_the_rollouts(layout: str, tmp_path: Path) -> None:
     trainer = trainer_of(
         tmp_path,
+        num_layers=2,
         advantage_estimator=later_is_better,
         layout=layout,
         max_steps=3,

@@ -261,7 +261,7 @@ def kept_rows(batch: Batch, divergence: torch.Tensor) -> list[bool]:
 def test_the_off_policy_mask_takes_whole_rows_by_the_sign_of_their_sum(
     loss_type: str, is_sampler_known: bool, level: str, tmp_path: Path
 ) -> None:
-    changes = {"loss_type": loss_type, "importance_sampling_level": level}
+    changes = {"loss_type": loss_type, "importance_sampling_level": level, "weights": 2}
     trainer = prepared(tmp_path, off_policy_mask_threshold=THRESHOLD, **changes)
     batch, log_ratio = off_policy(trainer)
     mask = batch["agent_token_mask"]

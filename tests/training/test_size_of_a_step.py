@@ -51,6 +51,6 @@ class SecondStep(TrainerCallback):
 
 def test_one_step_enters_a_bounded_number_of_functions(tmp_path: Path) -> None:
     step = SecondStep()
-    trainer_of(tmp_path, callbacks=[step]).train()
+    trainer_of(tmp_path, num_layers=2, callbacks=[step]).train()
     names = sorted(f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}" for code in step.entered)
     assert 100 < len(names) <= MOST_FUNCTIONS, f"{len(names)} functions:\n" + "\n".join(names)

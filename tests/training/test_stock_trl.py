@@ -138,7 +138,7 @@ def test_observations_are_not_trained(tmp_path: Path) -> None:
 
 
 def test_failed_rollouts_train_nothing_and_too_many_end_the_run(tmp_path: Path) -> None:
-    rows = [{"task_data": {"seed": seed, "fears": "two" if seed == 1 else "no such word"}} for seed in range(2)]
+    rows = [{"task_data": {"seed": seed, "fears": "six" if seed == 1 else "no such word"}} for seed in range(2)]
     trainer = stock_trainer(tmp_path, rows=rows, max_steps=1, rollouts={"max_failed_fraction": 1.0})
     trainer.train()
     [(_, call)] = recorded(trainer)

@@ -75,7 +75,8 @@ def test_a_rollout_has_the_numbers_of_its_task_group_and_its_place_in_there(
 
 
 def test_storing_changes_no_number_of_the_training(tmp_path: Path) -> None:
-    plain, storing = trainer_of(tmp_path / "a"), trainer_of(tmp_path / "b", store_rollouts=str(tmp_path / "c"))
+    plain = trainer_of(tmp_path / "a", weights=1)
+    storing = trainer_of(tmp_path / "b", weights=1, store_rollouts=str(tmp_path / "c"))
     plain.train()
     storing.train()
     assert logged(storing, "loss") == pytest.approx(logged(plain, "loss"), rel=1e-5)

@@ -17,7 +17,7 @@ from agentsgym.training.trainer import GRPOEnvTrainer
 @pytest.mark.parametrize("history", ["append", *HISTORIES])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_it_trains_and_no_number_is_lost(loss_type: str, history: Any, tmp_path: Path) -> None:
-    changes = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "max_steps": 4, "beta": 0.0}
+    changes = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "max_steps": 4, "beta": 0.0, "seed": 1}
     trainer = rewriting(tmp_path, history, loss_type=loss_type, drift_interval=1, **changes)
     trainer.train()
     assert trainer.state.global_step == 4

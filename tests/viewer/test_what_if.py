@@ -152,7 +152,7 @@ def test_reward_with_another_turn_credit_places_it_on_the_tokens_anew(tmp_path: 
 
 
 def test_a_list_that_is_cut_or_filtered_changes_no_number(tmp_path: Path) -> None:
-    store = trained(tmp_path, advantage_estimator="return_to_go", scale_rewards="batch")
+    store = trained(tmp_path, num_layers=2, advantage_estimator="return_to_go", scale_rewards="batch")
     whole = answers_of(store)
     expected = whole.what_if(whole.index.columns["group"][-1], {})
     some = store.filter(num_turns=lambda turns: turns > 1)
