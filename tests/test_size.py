@@ -15,7 +15,7 @@ from agentsgym.training.config import GRPOEnvConfig
 ROOT = Path(__file__).parent.parent
 # Nothing enters before something of its size leaves. A change that raises a number names here, beside it, what left.
 AT_MOST = {
-    "lines of agentsgym": 71_150,
+    "lines of agentsgym": 70_500,
     "lines of tests": 79_500,
     "lines of benchmarks": 11_600,
     "settings beyond TRL's": 27,

@@ -82,14 +82,6 @@ def hooks_of(env: Any) -> tuple[RolloutHook, ...]:
     return hooks
 
 
-def takes_groups(env: Any) -> RolloutHook | None:
-    """Return the first hook of an environment that takes complete task groups; None without."""
-    for hook in hooks_of(env):
-        if hook.takes_groups:
-            return hook
-    return None
-
-
 _Changes = Future[list[Sequence[Change]]]  # by hook, and by rollout
 
 
@@ -137,15 +129,15 @@ class FinishedRollouts:
             envs[id(trial.env)] = trial.env
             new[id(trial.env), trial.task_index] += 1
         for own, env in envs.items():
-            for hook in hooks_of(env):
+            hooks = hooks_of(env)
+            for hook in hooks:
                 hook.check(env, agent)
                 self._hooks[id(hook)] = hook
-            if (hook := takes_groups(env)) is None:
-                continue
             sizes = {key: size for key, size in new.items() if key[0] == own}
-            if 1 in sizes.values():
-                raise _too_few(hook)
-            self._sizes.update(sizes)
+            for hook in [one for one in hooks if one.takes_groups][:1]:
+                if 1 in sizes.values():
+                    raise _too_few(hook)
+                self._sizes.update(sizes)
 
     def add(self, env: Any, trajectory: Trajectory, *, may_retry: bool) -> None:
         """Take a finished rollout; a failed one is passed on.
@@ -155,12 +147,15 @@ class FinishedRollouts:
             trajectory: The rollout.
             may_retry: Whether it is played again if it failed, or if a hook of rollouts fails it.
         """
+        hooks = hooks_of(env)
+        alone = [] if trajectory.failed else [hook for hook in hooks if not hook.takes_groups]
         member = _Member(env=env, trajectory=trajectory, may_retry=may_retry)
-        hooks = [] if trajectory.failed else [hook for hook in hooks_of(env) if not hook.takes_groups]
-        if hooks:
-            self._start(hooks, [member])
-        else:
+        if alone:
+            self._start(alone, [member])
+        elif hooks:
             self._went_through(member)
+        else:
+            self._on_result(trajectory, may_retry)
         if self._open:
             self.take()
 
@@ -254,9 +249,9 @@ def finished_alone(env: Any, trajectory: Trajectory) -> Trajectory:
     hooks = hooks_of(env)
     if not hooks:
         return trajectory
-    if (hook := takes_groups(env)) is not None:
-        raise _too_few(hook)
     for hook in hooks:
+        if hook.takes_groups:
+            raise _too_few(hook)
         hook.check(env, None)
     try:
         found = run_coroutine(gathered(hook.changes(env, [trajectory]) for hook in hooks))

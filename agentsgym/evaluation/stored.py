@@ -18,7 +18,7 @@ from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.environments import stored_columns
-from agentsgym.envs.finished import hooks_of, takes_groups
+from agentsgym.envs.finished import hooks_of
 from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError
 from agentsgym.failures import FailurePolicy, as_policy
@@ -151,7 +151,8 @@ class StoredEvaluation:
                 place: replace(store[row], task_index=place[0])
                 for place, row in sorted(rows.items(), key=itemgetter(1))  # in this order, each file is read once
                 # An incomplete task group is played again if a hook takes its rollouts at once.
-                if sizes[place[0]] == num_rollouts or not takes_groups(self._envs[place[0]])
+                if sizes[place[0]] == num_rollouts
+                or not any(hook.takes_groups for hook in hooks_of(self._envs[place[0]]))
             }
         self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 

@@ -19,7 +19,7 @@ from agentsgym.credit.assignment import uninformative_task_groups
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.dataset_rows import DatasetRow
 from agentsgym.envs.datasets.environments import group_seeds
-from agentsgym.envs.finished import takes_groups
+from agentsgym.envs.finished import hooks_of
 from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failures import FailureCount, FailureLog, FailurePolicy, RetrySeed
@@ -341,7 +341,7 @@ def _check_complete_groups(trials: Sequence[Trial], num_rollouts: int) -> None:
     sizes: Counter[int] = Counter()
     label = ""
     for trial in trials:
-        if (hook := takes_groups(trial.env)) is not None:
+        for hook in [one for one in hooks_of(trial.env) if one.takes_groups][:1]:
             sizes[trial.task_index] += 1
             label = hook.label
     if any(size != num_rollouts for size in sizes.values()):
