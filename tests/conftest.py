@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Generator
@@ -106,8 +107,9 @@ LONG = (
     "tests/viewer/test_rollout_in_browser.py::test_a_line_of_a_megabyte",
 )  # whole programs, several processes, and slow cases of what faster ones show too; `make test-long` runs them
 
-# In a background job of a script, SIGINT is ignored, and children would inherit that.
+# In a background job of a script SIGINT is ignored, under nohup SIGHUP; children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: a second thread costs more than it brings
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -151,6 +153,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_repeated or item.nodeid.startswith(LONG):
             item.add_marker(pytest.mark.long)
     items.sort(key=_place if ORDER_SEED else lambda item: not item.nodeid.startswith(SLOW))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _path() -> Generator[None]:
+    """Take back the folders of imported files: in that of the examples, tools.py would hide the folder of that name."""
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
 
 
 @pytest.hookimpl(tryfirst=True)
