@@ -108,7 +108,7 @@ def test_an_agent_that_calls_another_one_is_two_conversations() -> None:
         desk = Agent(chat(endpoint), instructions="Ask the expert.")
 
         @desk.tool
-        async def request_expert(context: RunContext, question: str) -> str:
+        async def ask_expert(context: RunContext, question: str) -> str:
             """Ask the expert."""
             return (await expert.run(question, usage=context.usage)).output
 
