@@ -307,7 +307,7 @@ def request_key(*parts: Any) -> str:
 
 
 def name_in_cache(agent: Any, name: str | None, cache: str | Path | None) -> str | None:
-    """Return the name that identifies an agent in a cache: ``name``, or what the agent says itself; None if unknown.
+    """Return the name that identifies an agent in a cache: ``name``, or else its ``cache_name()``; None without both.
 
     Raises:
         ConfigError: There is a cache, and the name is unknown.
@@ -357,6 +357,7 @@ class AnswerCache:
         try:
             file.parent.mkdir(exist_ok=True)
             with replacing(file, is_synced=False) as written:  # on the agents' loop
+                Path(written.name).chmod(0o600)  # prompts may be private
                 written.write(json.dumps({"messages": [*messages], "answer": answer}).encode())
         except OSError as error:
             if not self._is_warned:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import pickle
+import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,7 +205,8 @@ def test_a_damaged_file_of_the_cache_is_generated_again(tmp_path: Path, damage: 
     file.write_text(damage)
     assert judge.judge_episode(PLAYED).calls == 1
     assert judge.judge_episode(PLAYED).cached == 1
-    assert not [*tmp_path.rglob("*.tmp")]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_an_answer_that_cannot_be_read_is_not_kept(tmp_path: Path) -> None:

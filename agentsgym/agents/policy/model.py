@@ -86,7 +86,7 @@ def budget_within(limit: int | None, prompt: Sequence[int], room: int, limit_nam
     """Reduce a turn's token budget to what a limit leaves after the prompt.
 
     Args:
-        limit: Maximum tokens of prompt and answer; None if there is no limit or it is unknown.
+        limit: Maximum number of tokens of a prompt and its answer together; None if there is none, or it is unknown.
         prompt: The ids before the answer.
         room: The turn's budget.
         limit_name: Name of the limit, for the error message, such as ``"the maximum context length of vLLM"``.
