@@ -125,17 +125,18 @@ class JudgeError(EpisodeError):
     """A judge of the environment gave no score: its agent failed, or its answer could not be read twice."""
 
 
-def did_you_mean(word: str, known: Iterable[str], *, kind: str = "") -> str:
+def did_you_mean(given: object, known: Iterable[str], *, kind: str = "") -> str:
     """Suggest the most similar known name, or list the known names, as the end of an error message.
 
-    For a name that an earlier version had, it states what to use instead (:mod:`agentsgym.removed`), which is also
-    looked up behind ``kind``, as in ``"estimator tree"``.
+    What was given may be of any type. For a name that an earlier version had, it states what to use instead
+    (:mod:`agentsgym.removed`), which is also looked up behind ``kind``, as in ``"estimator tree"``.
 
     >>> did_you_mean("free_shot", ["free_shots", "history"])
     "; did you mean 'free_shots'?"
     >>> did_you_mean("zzz", ["free_shots", "history"])
     "; valid names: 'free_shots', 'history'"
     """
+    word = given if isinstance(given, str) else shown(given)
     for name in (word, f"{kind} {word}"):
         if name in REMOVED:
             return f": {REMOVED[name]}"

@@ -70,7 +70,7 @@ def chat_tokenizer(kind: ChatKind = "chatml") -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     if kind not in _KINDS:
-        raise ConfigError(f"chat_tokenizer has no kind {kind!r}{did_you_mean(str(kind), get_args(ChatKind))}")
+        raise ConfigError(f"chat_tokenizer has no kind {kind!r}{did_you_mean(kind, get_args(ChatKind))}")
     template, eos_token, control_tokens = _KINDS[kind]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_byte_level_bpe()),

@@ -41,6 +41,11 @@ def test_a_missing_package_shows_how_to_install_it() -> None:
 def test_the_nearest_word_is_named_or_all_of_them() -> None:
     assert did_you_mean("free_shot", ["free_shots", "history"]) == "; did you mean 'free_shots'?"
     assert did_you_mean("", ["b", "a"]) == "; valid names: 'a', 'b'"
+    nested: Any = 0
+    for _ in range(5000):
+        nested = [nested]
+    assert did_you_mean(nested, ["a"]) == "; valid names: 'a'"
+    assert did_you_mean(12, ["10", "123"]) == "; did you mean '123'?"
 
 
 def test_an_argument_that_no_function_has_is_refused() -> None:

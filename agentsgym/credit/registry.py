@@ -74,7 +74,7 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
     if not callable(name_or_callable):
         if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
             given = shown(name_or_callable)
-            hint = did_you_mean(str(name_or_callable), ESTIMATORS, kind="estimator")
+            hint = did_you_mean(name_or_callable, ESTIMATORS, kind="estimator")
             raise ConfigError(f"advantage_estimator must be a known name or a callable, got {given}{hint}")
         name_or_callable = ESTIMATORS[name_or_callable]
     function: Callable[..., Any] = name_or_callable

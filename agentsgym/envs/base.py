@@ -23,6 +23,7 @@ from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.exchange import Exchange
 from agentsgym.envs.finished import RolloutHook, finished_alone
 from agentsgym.envs.forks import fork
+from agentsgym.envs.opponents import MAX_MOVES, MAX_STARTS, VIEWS, Move, Opponents, Table, opponents_of
 from agentsgym.envs.play import EpisodeByHand, OnFinish, play
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.subclass import called_config, given_and_valid, prepare_class, unstorable_args
@@ -38,7 +39,7 @@ from agentsgym.envs.user_checks import (
     check_tokenizer,
     check_vocabularies,
 )
-from agentsgym.errors import ConfigError, EnvError, check_options
+from agentsgym.errors import ConfigError, EnvError, TaskError, check_options
 from agentsgym.failures import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
 from agentsgym.rollouts.driver import drive
@@ -71,6 +72,11 @@ class MultistepEnv(ABC):
         config_fields: Additional keys of ``env_config`` that the class defines.
         default_config: The class's defaults for the common keys.
         task_fields: The keys that a task may have in addition to ``seed``; None for any.
+        role_key: The key of a task that names the agent's role.
+        own_opponents: Names of opponents that :meth:`_own_opponent` creates.
+        shares_conversation: Whether the agent has one conversation for all roles when it plays itself.
+        roles: The roles that :meth:`_role` returns, in the order of play; needed only for opponents.
+        opponents: Who plays the roles that the agent does not; None if the agent plays every role in one conversation.
         spec: The class's players, its games and the pip extra that it needs; inherited by subclasses.
         trial_class: How a session is played.
         exchange_class: How its turns are played and recorded; for environments whose turns do not come from hooks.
@@ -99,11 +105,19 @@ class MultistepEnv(ABC):
       messages to show.
     - ``summarize_over_tokens``: with ``"summarize"``, the number of tokens above which a note is requested.
     - ``summary_prompt``: the message that requests a note.
+    - ``opponent``: who plays the other roles, in an environment with ``roles``: a name registered with
+      :func:`~agentsgym.envs.opponents.register_player`, names by role, or ``"self"``: the agent, with a separate
+      conversation for each role. None: the agent, in one conversation. The agent's own role is the task's ``"role"``,
+      or drawn, the same for all rollouts of a task; :meth:`_initialize_episode` gets it as ``task_data["role"]``.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {}
     default_config: ClassVar[Mapping[str, Any]] = {}
     task_fields: ClassVar[Collection[str] | None] = None
+    roles: Sequence[Hashable] = ()
+    role_key: ClassVar[str] = "role"
+    own_opponents: ClassVar[Collection[str]] = ()
+    shares_conversation: bool = False
     spec: ClassVar[EnvSpec] = EnvSpec()
     judges: Sequence[RolloutHook] | RolloutHook = ()
     trial_class: ClassVar[type[Trial]] = Trial
@@ -133,13 +147,19 @@ class MultistepEnv(ABC):
             return super().__getattribute__(name)  # raises the original error, even if it came from inside a property
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        env_config: dict[str, Any] | None = None,
+        *,
+        opponent: Agent | Mapping[Hashable, Agent] | None = None,
     ) -> None:
         """Check the configuration, and how the tokenizer formats a conversation.
 
         Args:
             tokenizer: The policy's tokenizer, with a pad token; None for agents that exchange only text.
             env_config: Values for keys of :data:`agentsgym.envs.config.COMMON_FIELDS` and of ``config_fields``.
+            opponent: An agent for the other roles, such as a policy or a :class:`~agentsgym.League`, or agents by role;
+                replaces ``env_config["opponent"]``.
 
         Raises:
             ConfigError: A key is unknown, a value is not valid, or the tokenizer has the wrong type or no pad token.
@@ -150,6 +170,14 @@ class MultistepEnv(ABC):
         self.tokenizer = tokenizer
         self.given_config, self.env_config = given_and_valid(type(self), MultistepEnv, env_config, self._called_with)
         self._check_config(self.env_config)
+        self.opponents = opponents_of(self, opponent)
+        if self.plays_itself and not self.shares_conversation:
+            if self.env_config["history"] != "append":
+                raise ConfigError(
+                    "env_config['history'] must not be set if the roles have separate conversations: omit it"
+                )
+            self.env_config["history"] = VIEWS
+        self.tables: dict[str, Table] = {}
         self._tool_schemas: tuple[dict[str, Any], ...] | None = None
         self._chat_format: ChatFormat | None = None
         if type(self)._tools is MultistepEnv._tools:  # an override may use attributes that are set later
@@ -161,11 +189,16 @@ class MultistepEnv(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process, without the live sessions, which cannot be moved."""
         check_initialized(self)
-        no_sessions: dict[str, Any] = {"active_states": {}, "_generators": {}, "_starts": StartChecks()}
+        no_sessions: dict[str, Any] = {"active_states": {}, "tables": {}, "_generators": {}, "_starts": StartChecks()}
         return {**vars(self), "_chat_format": None, "_by_hand": None, **no_sessions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+    @property
+    def plays_itself(self) -> bool:
+        """Whether the agent plays every role, because ``env_config["opponent"]`` is ``"self"``."""
+        return self.opponents is not None and self.opponents.is_self
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
@@ -257,8 +290,21 @@ class MultistepEnv(ABC):
         return None
 
     def _role(self, state: State) -> Hashable | None:
-        """Return the agent's role in this turn, such as a player's seat; roles are rewarded and compared separately."""
+        """Return the role that moves in this turn, such as a player's seat; roles are rewarded and compared separately.
+
+        Against opponents, whose turns are no turns of the rollout, only the agent's role is rewarded.
+        """
         return None
+
+    def _agents_role(self, session_id: str, task_data: TaskData) -> Hashable:
+        """Return the role that the agent plays against opponents: the task's, or else a drawn one."""
+        roles = cast("Opponents", self.opponents).roles_of_agent
+        drawn, given = roles[self.rng(session_id).randrange(len(roles))], task_data.get(self.role_key)
+        return drawn if given is None else given
+
+    def _own_opponent(self, name: str, rng: random.Random) -> Move:
+        """Create the player of one role of one session for a name in ``own_opponents``."""
+        raise NotImplementedError
 
     def _potential(self, state: State) -> float | None:
         """Return the state's value, higher when nearer to success (potential-based shaping); None if unknown."""
@@ -545,7 +591,11 @@ class MultistepEnv(ABC):
 
     def check_task(self, task_data: TaskData, name: str = "task_data") -> None:
         """Raise :class:`TaskError` for a task that cannot be played; the error calls it ``name``."""
-        check_task(task_data, name, self.task_fields, self._check_task)
+        fields, key = self.task_fields, self.role_key
+        has_role = self.opponents is not None and not self.plays_itself
+        check_task(task_data, name, fields if fields is None or not has_role else (*fields, key), self._check_task)
+        if has_role:
+            cast("Opponents", self.opponents).check_role(task_data.get(key), f"{name}[{key!r}]", TaskError)
 
     def start_session(self, session_id: str, task_data: TaskData, seed: int, episode: int = 0) -> State:
         """Seed the session's generator for one episode and put its initial state in ``active_states``.
@@ -554,19 +604,33 @@ class MultistepEnv(ABC):
             EnvError: The state is not a dict whose ``"done"`` is False.
         """
         self._generators[session_id] = episode_generator(seed, episode)
-        task = call_environment(copy.deepcopy, dict(task_data))
-        state = cast("State", call_environment(self._initialize_episode, session_id, task))
-        is_state = isinstance(state, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if is_state:
-            self.active_states[session_id] = state  # even if it is invalid, so that the episode is closed
-        if not is_state or as_bool("_initialize_episode's state['done']", call_environment(state.get, "done")):
-            raise EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
-        self._starts.check_state(session_id, state)
-        return state
+        if self.opponents is None or self.plays_itself:
+            return _initial_state(self, session_id, task_data)
+        task = {**task_data, self.role_key: self._agents_role(session_id, task_data)}
+        for _ in range(MAX_STARTS):  # a forfeit can end a game before the agent's first turn
+            table = Table(self, session_id, task[self.role_key])
+            state, is_over = table.begin(_initial_state(self, session_id, task), self.rng(session_id))
+            self.tables[session_id] = table
+            if not is_over:
+                return state
+            self.close_session(session_id, state)
+        raise EnvError(
+            f"the episode was over, or had {MAX_MOVES} moves, before the agent's first turn in {MAX_STARTS} attempts, "
+            "probably because an opponent found no valid move: use an opponent that can play, or the role that moves "
+            "first"
+        )
+
+    def close_session(self, session_id: str, state: State) -> None:
+        """Close an episode, and notify its opponents; agents without another session are notified, too."""
+        call_environment(self._close_episode, session_id, state)
+        table = self.tables.pop(session_id, None)
+        if table is not None:
+            call_environment(table.finish, len(self.active_states) <= 1)
 
     def drop_session(self, session_id: str) -> None:
         """Forget the session's state and generator."""
         self.active_states.pop(session_id, None)
+        self.tables.pop(session_id, None)
         self._generators.pop(session_id, None)
         self._starts.forget(session_id)
 
@@ -580,3 +644,16 @@ class MultistepEnv(ABC):
         trajectories = [*trajectories]
         warn_of_unknown_words(self.tokenizer, trajectories)
         self._starts.check_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))
+
+
+def _initial_state(env: MultistepEnv, session_id: str, task_data: TaskData) -> State:
+    """Put the initial state of an episode in ``active_states``, and return it."""
+    task = call_environment(copy.deepcopy, dict(task_data))
+    state = cast("State", call_environment(env._initialize_episode, session_id, task))
+    is_state = isinstance(state, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if is_state:
+        env.active_states[session_id] = state  # even if it is invalid, so that the episode is closed
+    if not is_state or as_bool("_initialize_episode's state['done']", call_environment(state.get, "done")):
+        raise EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
+    env._starts.check_state(session_id, state)
+    return state

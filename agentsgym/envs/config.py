@@ -9,6 +9,7 @@ from typing import Any
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
 from agentsgym.envs.conversation import DEFAULT_PROMPT, SUMMARIZE
+from agentsgym.envs.opponents import is_player_name
 from agentsgym.envs.state_scores import CREDITS
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, is_strings, one_of, or_none
@@ -52,6 +53,9 @@ COMMON_FIELDS: dict[str, Field] = {
     "summary_prompt": Field(
         default=DEFAULT_PROMPT, expected="a non-empty str", valid=lambda value: is_str(value) and value != ""
     ),
+    "opponent": Field(
+        default=None, expected="a registered name, 'self', names by role, or None", valid=or_none(is_player_name)
+    ),
 }
 
 
@@ -72,7 +76,7 @@ def validated_config(
     for name, values in (("default_config", env_class.default_config), ("env_config", given or {})):
         for key, value in values.items():
             if key not in fields:
-                hint = did_you_mean(str(key), fields)
+                hint = did_you_mean(key, fields)
                 if key in added_keys or not hint.startswith("; did you mean"):
                     hint += "; a class declares additional keys in config_fields"
                 raise ConfigError(f"{name}[{shown(key)}] is unknown{hint}")

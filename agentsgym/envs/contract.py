@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Hashable, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from agentsgym.credit.components import GivenReward
@@ -24,6 +25,8 @@ class PlayableEnv(Protocol):
     Attributes:
         env_config: The validated configuration.
         active_states: The state of each live session, by ``session_id``.
+        opponents: Who plays the roles that the agent does not (:class:`~agentsgym.envs.opponents.Opponents`), or None.
+        tables: The players of each live session that has opponents, by ``session_id``.
         overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
         overrides_final_reward: Whether the class overrides ``_final_reward``, so that it need not be the sum.
         overrides_score_state: Whether the class overrides ``_score_state``, so that turns are rewarded for its changes.
@@ -39,6 +42,8 @@ class PlayableEnv(Protocol):
     has_coroutines: bool
     env_config: dict[str, Any]
     active_states: dict[str, State]
+    opponents: Any
+    tables: Mapping[str, Any]
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
@@ -53,6 +58,12 @@ class PlayableEnv(Protocol):
     def start_session(self, session_id: str, task_data: Mapping[str, Any], seed: int, episode: int = 0) -> State:
         """Seed the session's generator for one episode and put its initial state in ``active_states``."""
         ...
+
+    def close_session(self, session_id: str, state: State) -> None:
+        """Close an episode, and notify its opponents."""
+        ...
+
+    def _own_opponent(self, name: str, rng: random.Random) -> Callable[[list[Message], State], Action]: ...
 
     def _prepare_play(self, tasks: Sequence[Mapping[str, Any]], num_live: int) -> None: ...
 

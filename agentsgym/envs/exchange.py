@@ -34,6 +34,7 @@ from agentsgym.envs.boundary import (
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import SUMMARIZE, Budget, Conversation, NotedHistory, as_text
+from agentsgym.envs.opponents import VIEWS, Views
 from agentsgym.envs.user_checks import check_info_keys
 from agentsgym.errors import AgentError, EnvError, TemplateError
 from agentsgym.event_loop import awaited
@@ -78,12 +79,15 @@ class Exchange:
         """Begin a record; the arguments are attributes of :class:`~agentsgym.envs.trial.Trial`."""
         self.env, self.session_id, self.task_data, self.budget = env, session_id, task_data, budget
         self._note_turns = note_turns
+        self._views: Views | None = None
         self.conversation = self.new_conversation()
 
     def new_conversation(self) -> Conversation:
         """Make an empty record."""
         history: History = self.env.env_config["history"]
-        if history == SUMMARIZE:
+        if history == VIEWS:
+            history = self._views = Views()
+        elif history == SUMMARIZE:
             history = NotedHistory(self.env.env_config["summarize_over_tokens"], self.env.env_config["summary_prompt"])
         elif callable(history):
             history = partial(rewritten_history, history)
@@ -184,7 +188,10 @@ class Exchange:
         """Return the environment's new messages, with the system message before the first and the last before them."""
         conversation = self.conversation
         is_first = not conversation.transcript.messages
-        messages = as_messages(call_environment(self.env._format_prompt, state, step))
+        if self._views is None:
+            messages = as_messages(call_environment(self.env._format_prompt, state, step))
+        else:
+            messages = self._views.observe(self.env, state, is_first=step == 0)
         if is_first:
             system = self.env.env_config["system_prompt"]
             if system is None:
@@ -252,6 +259,10 @@ class Exchange:
         except BaseException as error:
             raise failure_of_value("_step_episode", error) from error
         self.env.active_states[self.session_id] = next_state
+        if self._views is not None:
+            self._views.act(action.text)
+        elif self.session_id in env.tables:
+            next_state, step, info = env.tables[self.session_id].follow(next_state, step, info)
         self.conversation.info = info
         return step
 

@@ -164,7 +164,7 @@ class Trial:
         if state is None:
             return
         try:
-            call_environment(self.env._close_episode, self.session_id, state)
+            self.env.close_session(self.session_id, state)
         except EnvError as error:
             self.num_close_errors += 1
             self.failures.note_close_error(self.session_id, describe(error, self._where()))

@@ -136,7 +136,7 @@ def token_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 def _frame(trajectories: Iterable[Trajectory], by: str, kinds: dict[str, _Rows]) -> DataFrame:
     if by not in kinds:
-        raise ConfigError(f"by must be one of {', '.join(kinds)}, got {by!r}{did_you_mean(str(by), kinds)}")
+        raise ConfigError(f"by must be one of {', '.join(kinds)}, got {by!r}{did_you_mean(by, kinds)}")
     from pandas import DataFrame  # noqa: PLC0415  # takes half a second, and the HTML view does not need it
 
     return DataFrame(list(chain.from_iterable(map(kinds[by], trajectories))))

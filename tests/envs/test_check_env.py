@@ -54,12 +54,7 @@ def test_a_sound_environment_with_a_tool_gives_no_findings() -> None:
         (envs.KeepsTheSecretOnItself, "state-isolation", "_initialize_episode", "when others are played concurrently"),
         (envs.SharesOneDict, "state-isolation", "_initialize_episode", "returns the same dict for two sessions"),
         (envs.PaysNan, "finite-rewards", "_step_episode", "_step_episode returned the reward nan"),
-        (
-            envs.PaysARoleThatNobodyHas,
-            "roles",
-            "_step_episode",
-            "reward for the role 'Y', but the roles of the turns are",
-        ),
+        (envs.PaysARoleThatNobodyHas, "roles", "_step_episode", "reward for the role 'Y', but the roles are"),
         (
             envs.DoesNotSayWhoseTheRewardIs,
             "roles",

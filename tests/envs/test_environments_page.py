@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from agentsgym.envs import opponents
 from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.envs.TextArena import catalogue, players
+from agentsgym.envs.TextArena import catalogue
 from agentsgym.envs.Tools.env import TOOL_FIELDS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -69,10 +70,10 @@ def test_the_defaults_of_the_price_list_are_those_of_the_page() -> None:
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    before = dict(players._registered)
+    before = dict(opponents._registered)
     yield
-    players._registered.clear()
-    players._registered.update(before)
+    opponents._registered.clear()
+    opponents._registered.update(before)
 
 
 def test_its_examples_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:

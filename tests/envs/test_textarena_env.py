@@ -156,14 +156,11 @@ def test_nltks_words_are_demanded_with_the_command_that_fetches_them(monkeypatch
         ({"game": "2048-v0", "game_options": {"board_size": 1}}, "Board size must be at least 2"),
         ({"game": "TwentyQuestions-v0"}, "requires a language model as gamemaster"),
         ({"game": "TicTacToe-v0", "opponent": "ramdom"}, "did you mean 'random'"),
-        ({"game": "TicTacToe-v0", "opponent": {"7": "random"}}, "seat must be below 2"),
-        (
-            {"game": "TicTacToe-v0", "opponent": {"1": "first"}},
-            "each seat while the agent's is drawn, got none for seat 0",
-        ),
-        ({"game": "ThreePlayerTicTacToe-v0", "seat": 0, "opponent": {"1": "first"}}, "got none for seat 2"),
+        ({"game": "TicTacToe-v0", "opponent": {"7": "random"}}, "the role of an opponent must be one of 0, 1, got '7'"),
+        ({"game": "ThreePlayerTicTacToe-v0", "opponent": {"1": "first"}}, "which is drawn: got none for 0, 2"),
+        ({"game": "ThreePlayerTicTacToe-v0", "seat": 0, "opponent": {"1": "first"}}, "the agent's, 0: got none for 2"),
         ({"game": "TicTacToe-v0", "seat": 1, "opponent": {"0": "first", "1": "first"}}, "which is the agent's own"),
-        ({"game": "TicTacToe-v0", "opponent": {"1": "self"}}, "for the agent to play all seats"),
+        ({"game": "TicTacToe-v0", "opponent": {"1": "self"}}, "for the agent to play every role"),
         ({"game": "KuhnPoker-v0", "opponent": "self", "shared_conversation": True}, "hide from each other"),
         ({"game": "KuhnPoker-v0", "opponent": "self", "history": "rerender"}, "separate conversations"),
         ({"game": "Wordle-v0", "word_list": "mine"}, "one of 'hunspell', 'nltk'"),
@@ -188,9 +185,10 @@ def test_a_seat_that_no_game_has_is_a_wrong_task() -> None:
 
 
 def test_a_task_does_not_seat_the_agent_where_nobody_is_left_to_play_its_seat() -> None:
-    env = TextArenaEnv(env_config={"game": "TicTacToe-v0", "seat": 0, "opponent": {"1": "first"}})
-    assert env.rollout([{"seed": 1}], ScriptedAgent(["[4]", "[5]", "[3]"], repeat_last=True))[0].error is None
-    with pytest.raises(TaskError, match="each seat but the agent's, which is 1, got none for seat 0"):
+    env = TextArenaEnv(env_config={"game": "TicTacToe-v0", "opponent": {"1": "first"}})
+    rollouts = env.rollout([{"seed": seed} for seed in range(8)], ScriptedAgent(["[4]", "[5]"], repeat_last=True))
+    assert {(one.error, one.turns[0].role) for one in rollouts} == {(None, 0)}
+    with pytest.raises(TaskError, match="every role but the agent's, 1: got none for 0"):
         env.rollout([{"seed": 1, "seat": 1}], ScriptedAgent(["[0]"]))
 
 

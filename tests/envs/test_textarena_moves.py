@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agentsgym import RandomAgent, ScriptedAgent, Trajectory
+from agentsgym.envs import opponents
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
-from agentsgym.envs.TextArena import env as env_module
 from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.types import StopReason
@@ -170,7 +170,7 @@ def test_a_road_wins_at_tak(game_id: str, winner: int) -> None:
 
 
 def test_a_game_in_which_others_go_on_for_ever_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env_module, "MAX_OPPONENT_MOVES", 30)
+    monkeypatch.setattr(opponents, "MAX_MOVES", 30)
     config = {"game": "SettlersOfCatan-v0", "seat": 0, "errors_in_a_row": 1}
     rollout = play(config, ["[1]"], ScriptedAgent(["[nothing]"], repeat_last=True))
     assert rollout.stop_reason is StopReason.MAX_TURNS

@@ -14,7 +14,8 @@ import pytest
 
 from agentsgym import Action, Agent, PolicyAgent, ScriptedAgent, Trajectory, evaluate, tiny_policy
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv, players, register_player
+from agentsgym.envs import opponents
+from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv, register_player
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.types import Message, TurnRequest
@@ -41,10 +42,10 @@ class Listening(Agent):
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    before = dict(players._registered)
+    before = dict(opponents._registered)
     yield
-    players._registered.clear()
-    players._registered.update(before)
+    opponents._registered.clear()
+    opponents._registered.update(before)
 
 
 def play(env: TextArenaEnv, moves: Sequence[str], seed: int = 1, **options: Any) -> Trajectory:

@@ -79,7 +79,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     trained = with_some_head(policy(), "separate")
     if rank == 0:  # the other has nothing to learn from
-        loss_of(trained, policy(), some_targets()).backward()
+        (2 * loss_of(trained, policy(), some_targets())).backward()  # as the trainer does, since ranks are averaged
     trained.reduce_gradients()
     torch.save([parameter.grad for parameter in trained.parameters()], f"{folder}/{rank}.pt")
     dist.destroy_process_group()

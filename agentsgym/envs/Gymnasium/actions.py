@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.errors import ConfigError, EnvError
-from agentsgym.texts import shown
+from agentsgym.texts import shown, strip_reasoning
 
 ActionParser = Callable[[str], "int | None"]
 

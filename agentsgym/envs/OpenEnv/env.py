@@ -33,13 +33,12 @@ from agentsgym.envs.OpenEnv.conversion import (
 from agentsgym.envs.OpenEnv.interface import DatasetOptions, ServerInterface, request_interface, result_of, task_dataset
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.wire import RejectedActionError
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Tools.calls import plan_calls
 from agentsgym.envs.Tools.env import CUT_OFF, TOOL_FIELDS
 from agentsgym.envs.Tools.results import ToolResult, cut
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_str, or_none
-from agentsgym.texts import sentence_of
+from agentsgym.texts import sentence_of, strip_reasoning
 from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.types import Action, Message
 

@@ -25,11 +25,11 @@ from agentsgym.envs.ReasoningEvals.extraction import (
 )
 from agentsgym.envs.ReasoningEvals.generated import Difficulty, check_generated, make_item
 from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_generator, kind_of
-from agentsgym.envs.shared.numbers import canonical, strip_reasoning
+from agentsgym.envs.shared.numbers import canonical
 from agentsgym.errors import ConfigError, EnvError, MissingDependencyError, TaskError
 from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_seconds, is_strings, is_text, require
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import sentence_of, shown, strip_reasoning
 from agentsgym.types import Action
 
 if TYPE_CHECKING:

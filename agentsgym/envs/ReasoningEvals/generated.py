@@ -82,7 +82,7 @@ def check_generated(task: Any, difficulty: Any) -> None:
     """
     known = _factory().DATASETS
     if not isinstance(task, str) or task not in known:
-        raise ConfigError(f"reasoning-gym has no task {shown(task)}{did_you_mean(str(task), task_names())}")
+        raise ConfigError(f"reasoning-gym has no task {shown(task)}{did_you_mean(task, task_names())}")
     if task in UNSOUND:
         raise ConfigError(f"the reasoning-gym task {task!r} is not supported: {UNSOUND[task]}")
     if difficulty is not None and not (is_int(0)(difficulty) or isinstance(difficulty, Mapping)):

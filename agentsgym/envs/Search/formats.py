@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from agentsgym.envs.Search.corpus import Passage
-from agentsgym.envs.shared.numbers import strip_reasoning
+from agentsgym.texts import strip_reasoning
 from agentsgym.types import Action
 
 TOOL = "search"

@@ -138,7 +138,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     known = ("num_people", "num_firms", "num_towns", "num_rivers", "num_seas", "seed")
     for key in options:
         if key not in known:
-            raise ConfigError(f"env_config['world'] has the unknown key {key!r}{did_you_mean(str(key), known)}")
+            raise ConfigError(f"env_config['world'] has the unknown key {key!r}{did_you_mean(key, known)}")
 
 
 def path_of_question(text: str) -> tuple[str, Path] | None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, drawn_dataset, drawn_options, task_seed
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Terminal import SPEC
 from agentsgym.envs.Terminal.checks import Folder, Returns
 from agentsgym.envs.Terminal.launch import HOME
@@ -22,7 +21,7 @@ from agentsgym.envs.Terminal.shell import ISOLATIONS, Result, Sandbox, Shell, is
 from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, make_task
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, choice_field, is_int, is_seconds, is_strings, or_none
-from agentsgym.texts import shown
+from agentsgym.texts import shown, strip_reasoning
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -8,9 +8,9 @@ from agentsgym.envs.TextArena.catalogue import GameEntry as GameEntry
 from agentsgym.envs.TextArena.catalogue import catalogue as catalogue  # the module of this name must not replace it
 
 if TYPE_CHECKING:
+    from agentsgym.envs.opponents import register_player as register_player
     from agentsgym.envs.TextArena.env import TextArenaEnv as TextArenaEnv
     from agentsgym.envs.TextArena.players import LegalAgent as LegalAgent
-    from agentsgym.envs.TextArena.players import register_player as register_player
 
 SPEC = EnvSpec(
     packages=("textarena",),
@@ -24,5 +24,10 @@ SPEC = EnvSpec(
 )
 __getattr__, __all__ = lazy(
     __name__,
-    {".catalogue": ["GameEntry", "catalogue"], ".env": ["TextArenaEnv"], ".players": ["LegalAgent", "register_player"]},
+    {
+        ".catalogue": ["GameEntry", "catalogue"],
+        ".env": ["TextArenaEnv"],
+        ".players": ["LegalAgent"],
+        "..opponents": ["register_player"],
+    },
 )

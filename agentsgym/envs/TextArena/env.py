@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.agents.base import Agent, as_agent
@@ -13,26 +13,16 @@ from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
-from agentsgym.envs.shared.numbers import strip_reasoning
+from agentsgym.envs.opponents import AgentPlayer, Move, SeededAgent, is_player_name, named_agent, player_stream
 from agentsgym.envs.TextArena import SPEC
 from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
 from agentsgym.envs.TextArena.games import GameFactory, PlayedGame, base_id, game_seed
 from agentsgym.envs.TextArena.isolation import GameContext
-from agentsgym.envs.TextArena.observations import last_view, with_header
-from agentsgym.envs.TextArena.players import (
-    SELF,
-    AgentPlayer,
-    LegalPlayer,
-    Player,
-    SeededAgent,
-    by_seat,
-    is_player_name,
-    named_agent,
-)
+from agentsgym.envs.TextArena.observations import with_header
+from agentsgym.envs.TextArena.players import LegalPlayer
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, or_none
-from agentsgym.seeding import derive_seed
-from agentsgym.texts import shown
+from agentsgym.texts import shown, strip_reasoning
 from agentsgym.types import Message
 
 if TYPE_CHECKING:
@@ -40,8 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_ACTION_CHARACTERS = 100_000
-MAX_OPPONENT_MOVES = 1000
-_MAX_STARTS = 10  # attempts to start a game that does not end before the agent's first turn
 
 _IS_SEAT = or_none(is_int(0))
 
@@ -101,21 +89,19 @@ class TextArenaEnv(MultistepEnv):
     }
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 100, "error_allowance": 1000}
     task_fields: ClassVar[Collection[str] | None] = ("seat",)
+    role_key = "seat"
+    own_opponents = ("random", "first")
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase | None = None,
         env_config: dict[str, Any] | None = None,
         *,
-        opponent: Agent | Mapping[int, Agent] | None = None,
+        opponent: Agent | Mapping[Hashable, Agent] | None = None,
         gamemaster: Agent | None = None,
     ) -> None:
-        super().__init__(tokenizer, env_config)
+        super().__init__(tokenizer, env_config, opponent=opponent)
         config = self.env_config
-        self.game = base_id(config["game"])
-        self.entry = catalogue().get(self.game)
-        self.num_players = _num_players(self.game, self.entry, config["num_players"])
-        self._opponents = _opponents(config["opponent"] if opponent is None else opponent, self.num_players)
         given: Any = config["gamemaster"] if gamemaster is None else gamemaster
         if isinstance(given, str):
             given = named_agent(given, "env_config['gamemaster']")
@@ -124,76 +110,59 @@ class TextArenaEnv(MultistepEnv):
             self.game, config["game_options"], word_list=config["word_list"], has_gamemaster=given is not None
         )
         self._factory.check_start(self.num_players)
-        self.plays_itself = self.num_players > 1 and SELF in self._opponents.values()
-        self.shares_conversation = self._shares_conversation()
-        self._check_seat(config["seat"], "env_config['seat']", ConfigError)
-        self._check_opponents(config["seat"], ConfigError)
-        if config["seat"] is not None and config["seat"] in self._opponents:
-            raise ConfigError(
-                f"env_config['opponent'] names a player for seat {config['seat']}, which is the agent's own"
-            )
+        seat = config["seat"]
+        self._check_seat(seat, "env_config['seat']", ConfigError)
+        if self.opponents is not None and not self.plays_itself:
+            self.opponents.check_role(seat, "env_config['seat']", ConfigError)
+            if seat is not None and self.opponents.names(seat):
+                raise ConfigError(f"env_config['opponent'] names a player for seat {seat}, which is the agent's own")
 
-    def _shares_conversation(self) -> bool:
+    def _check_config(self, config: dict[str, Any]) -> None:
+        """Find the game, whose number of players determines the roles."""
+        self.game = base_id(config["game"])
+        self.entry = catalogue().get(self.game)
+        self.num_players = _num_players(self.game, self.entry, config["num_players"])
+
+    @property
+    def roles(self) -> Sequence[Hashable]:  # type: ignore[override]
+        """The seats."""
+        return range(self.num_players)
+
+    @property
+    def shares_conversation(self) -> bool:  # type: ignore[override]
+        """Whether the agent plays all seats in one conversation.
+
+        Raises:
+            ConfigError: One conversation would reveal hidden information.
+        """
         is_public = self.entry is not None and not self.entry.hidden
         wanted = self.env_config["shared_conversation"]
-        if not self.plays_itself:
-            return False
-        if wanted and not is_public:
+        if wanted and self.plays_itself and not is_public:
             raise ConfigError(
                 f"env_config['shared_conversation'] would reveal what the players of {self.game} hide from each "
                 "other: omit it, so that each player sees only its own conversation"
             )
-        if wanted or (wanted is None and is_public):
-            return True
-        if self.env_config["history"] != "append":
-            raise ConfigError(
-                "env_config['history'] must not be set if the players have separate conversations: omit it"
-            )
-        self.env_config["history"] = last_view
-        return False
+        return self.plays_itself and (is_public if wanted is None else wanted)
 
     def _check_seat(self, seat: Any, name: str, error: type[ConfigError | TaskError]) -> None:
         if not _IS_SEAT(seat) or (seat is not None and seat >= self.num_players):
             raise error(f"{name} must be an int in [0, {self.num_players}) or None, got {shown(seat)}")
 
-    def _check_opponents(self, seat: int | None, error: type[ConfigError | TaskError]) -> None:
-        """Check that every seat except the agent's has a player, if players are specified by seat."""
-        missing = [other for other in range(self.num_players) if other != seat and other not in self._opponents]
-        if missing and None not in self._opponents and self.num_players > 1:
-            others = f"but the agent's, which is {seat}" if seat is not None else "while the agent's is drawn"
-            seats = ", ".join(map(str, missing))
-            raise error(f"env_config['opponent'] must name a player for each seat {others}, got none for seat {seats}")
-
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
-        seat = task_data.get("seat")
-        self._check_seat(seat, "task_data['seat']", TaskError)
-        if seat is not None:
-            self._check_opponents(seat, TaskError)
+        self._check_seat(task_data.get("seat"), "task_data['seat']", TaskError)
 
     # The hooks
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         rng = self.rng(session_id)
-        given = task_data.get("seat", self.env_config["seat"])
-        drawn = rng.randrange(self.num_players)
-        for _ in range(_MAX_STARTS):  # a forfeit can end a game before the agent's first turn
-            state = self._start(session_id, rng, drawn if given is None else given)
-            if state["is_stalled"]:
-                raise EnvError(
-                    f"the other players of {self.game} made {MAX_OPPONENT_MOVES} moves before the agent's first move"
-                )
-            if not state["game"].done:
-                return state
-        raise EnvError(
-            f"{self.game} ended before the agent's first turn in {_MAX_STARTS} attempts, probably because an opponent "
-            "found no legal move: use an opponent that can play the game, or the seat that moves first"
-        )
-
-    def _start(self, session_id: str, rng: random.Random, seat: int) -> State:
+        seat = task_data.get("seat", self.env_config["seat"])
+        if self.opponents is None or self.plays_itself:
+            drawn = rng.randrange(self.num_players)
+            seat = drawn if seat is None else seat
         config = self.env_config
         context = GameContext(random.Random(rng.getrandbits(63)), word_list=config["word_list"])
         if self._gamemaster is not None:
-            stream = _stream("gamemaster", rng)
+            stream = player_stream(rng, "gamemaster")
             player = AgentPlayer(
                 self._gamemaster, f"{session_id}/gamemaster", stream, self.chat_format, remembers=False
             )
@@ -210,97 +179,73 @@ class TextArenaEnv(MultistepEnv):
         )
         if num_opening:
             _play_opening(game, rng, num_opening, config["errors_in_a_row"])
-        players: dict[int, Player] = {}
-        for other in range(0 if self.plays_itself else self.num_players):
-            if other == seat:
-                continue
-            opponent = self._opponents.get(other, self._opponents.get(None))
-            stream = _stream("player", rng)
-            if isinstance(opponent, Agent | SeededAgent):
-                players[other] = AgentPlayer(opponent, f"{session_id}/player {other}", stream, self.chat_format)
-            else:
-                players[other] = LegalPlayer(None if opponent == "first" else stream)
-        state: State = {"done": False, "is_stalled": False, "game": game, "seat": seat, "num_invalid": 0}
-        state |= {"num_turns": 0, "players": players, "views": {}}
-        self._to_agents_turn(state)
+        state: State = {"done": False, "game": game, "seat": seat, "num_invalid": 0, "num_turns": 0}
+        self._observe(state)
         return state
 
+    def _agents_role(self, session_id: str, task_data: Mapping[str, Any]) -> Hashable:
+        own = self.env_config["seat"]
+        return super()._agents_role(session_id, task_data if task_data.get("seat") is not None else {"seat": own})
+
+    def _own_opponent(self, name: str, rng: random.Random) -> Move:
+        return LegalPlayer(None if name == "first" else rng).act
+
     def _format_prompt(self, state: State, step: int) -> str | list[Message]:
-        return state["observation"]
+        text: str = state["observation"]
+        is_headed = self.plays_itself and (self.shares_conversation or step == 0)
+        return with_header(state["game"].player, text) if is_headed else text
 
     def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
         game: PlayedGame = state["game"]
         seat = game.player
         config = self.env_config
-        text = strip_reasoning(action).strip()[:MAX_ACTION_CHARACTERS]
-        if config["add_brackets"] and "[" not in text and "]" not in text:
-            text = f"[{text}]"
-        # The rest of the episode's allowance; the game only counts consecutive errors.
-        num_allowed = config["error_allowance"] - state["num_invalid"]
-        is_valid = game.move(text, min(config["errors_in_a_row"], num_allowed + game.num_errors))
-        state["num_invalid"] += not is_valid
-        state["num_turns"] += 1
-        if seat in state["views"]:
-            state["views"][seat].append({"role": "assistant", "content": action})
-        self._to_agents_turn(state)
-        reward, info = self._result(state, seat)
-        if not is_valid:
-            info["invalid"] = True
-        return state, reward, game.done or state["is_stalled"], info
-
-    def _to_agents_turn(self, state: State) -> None:
-        """Let the other players move until it is the agent's turn, and set its observation."""
-        game: PlayedGame = state["game"]
-        players: Mapping[int, Player] = state["players"]
-        for _ in range(MAX_OPPONENT_MOVES):
-            if game.done:
-                return
-            if game.player not in players:
-                break
-            move = players[game.player].answer(game.observe(), game)
-            game.move(move, self.env_config["errors_in_a_row"])
+        info: dict[str, Any] = {}
+        if self.plays_itself or seat == state["seat"]:
+            text = strip_reasoning(action).strip()[:MAX_ACTION_CHARACTERS]
+            if config["add_brackets"] and "[" not in text and "]" not in text:
+                text = f"[{text}]"
+            # The rest of the episode's allowance; the game only counts consecutive errors.
+            num_allowed = config["error_allowance"] - state["num_invalid"]
+            is_valid = game.move(text, min(config["errors_in_a_row"], num_allowed + game.num_errors))
+            state["num_invalid"] += not is_valid
+            state["num_turns"] += 1
+            info = {} if is_valid else {"invalid": True}
         else:
-            state["is_stalled"] = True
-            return
-        text = state["observation"] = game.observe(shared=self.shares_conversation)
-        if self.shares_conversation:
-            state["observation"] = with_header(game.player, text)
-        elif self.plays_itself:  # the observation is the player's complete conversation
-            view: list[Message] = state["views"].setdefault(game.player, [])
-            view.append({"role": "user", "content": text if view else with_header(game.player, text)})
-            state["observation"] = [*view]
+            game.move(action, config["errors_in_a_row"])
+        self._observe(state)
+        reward, outcome = self._result(state, seat)
+        return state, reward, game.done, info | outcome
+
+    def _observe(self, state: State) -> None:
+        game: PlayedGame = state["game"]
+        if not game.done:
+            state["observation"] = game.observe(shared=self.shares_conversation)
 
     def _result(self, state: State, seat: int) -> tuple[float, dict[str, Any]]:
         game: PlayedGame = state["game"]
         if not game.done:
             is_last = state["num_turns"] >= self.env_config["max_steps_per_episode"]
             info: dict[str, Any] = {"success": False}
-            if state["is_stalled"]:
-                info["truncated"] = True
             if self.plays_itself:
-                info = {"rewards": dict.fromkeys(range(self.num_players), 0.0)}
+                info = {"rewards": dict.fromkeys(self.roles, 0.0)}
             return game.progress() if is_last else 0.0, info
         rewards = game.rewards()
-        if seat not in rewards:
-            raise EnvError(f"{self.game} ended without a reward for player {seat}, got {shown(rewards)}")
-        outcome = game.info_of(seat)
+        own = seat if self.plays_itself else state["seat"]
+        if own not in rewards:
+            raise EnvError(f"{self.game} ended without a reward for player {own}, got {shown(rewards)}")
+        outcome = game.info_of(own)
         info = {"reason": str(outcome.get("reason", "")), "num_moves": int(getattr(game.state, "turn", 0))}
-        if self.plays_itself:
-            return rewards[seat], {**info, "rewards": rewards}
-        return rewards[seat], {**info, "success": game.is_won(seat)}
+        if self.num_players > 1:
+            info["rewards"] = rewards
+        return rewards[own], info if self.plays_itself else {**info, "success": game.is_won(own)}
 
     def _role(self, state: State) -> Hashable | None:
         """The agent's seat, in multiplayer games."""
         return None if self.num_players == 1 else state["game"].player
 
     def _close_episode(self, session_id: str, state: State) -> None:
-        for player in state["players"].values():
-            if isinstance(player, AgentPlayer):
-                player.finish()
-        if len(self.active_states) <= 1:  # the last active session
-            for agent in {id(one): one for one in (*self._opponents.values(), self._gamemaster)}.values():
-                if isinstance(agent, Agent):
-                    agent.finish()
+        if len(self.active_states) <= 1 and isinstance(self._gamemaster, Agent):  # the last active session
+            self._gamemaster.finish()
 
     # Datasets
 
@@ -323,10 +268,6 @@ class TextArenaEnv(MultistepEnv):
         settings = checked_options(options, drawn_options(1000 if part == "train" else 100))
         seeds = (task_seed(part, "textarena task", settings["seed"], row) for row in range(settings["size"]))
         return dataset_of(({"seed": seed} for seed in seeds), class_path(cls), env_config)
-
-
-def _stream(what: str, rng: random.Random) -> random.Random:
-    return random.Random(derive_seed(f"textarena {what}", rng.getrandbits(63)))
 
 
 def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int, error_allowance: int) -> None:
@@ -352,20 +293,3 @@ def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:
         wanted = str(few) if few == many else f"{few} to {many}"
         raise ConfigError(f"env_config['num_players'] must be {wanted} for {game}, got {given}")
     return given
-
-
-def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | SeededAgent | str]:
-    """Parse the opponents: agents, or the names of players that are not agents."""
-    found: dict[int | None, Agent | SeededAgent | str] = {}
-    for seat, one in by_seat(given).items():
-        if seat is not None and seat >= num_players:
-            raise ConfigError(f"an opponent's seat must be below {num_players}, got {seat}")
-        if isinstance(one, str):
-            found[seat] = one if one in ("random", "first", SELF) else named_agent(one, "env_config['opponent']")
-        else:
-            found[seat] = as_agent(one)
-    if SELF in found.values() and set(found) != {None}:
-        raise ConfigError(
-            f"env_config['opponent'] must be only 'self' for the agent to play all seats, got {shown(given)}"
-        )
-    return found

@@ -7,11 +7,8 @@ own messages are omitted, since the conversation contains them as the agent's ac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from agentsgym.types import Message
 
 _TURNS_OF_SET = 20  # each turn can find one set
 
@@ -33,7 +30,6 @@ _MAX_PROGRESS: Mapping[str, Callable[[Any], float]] = {
 
 
 NOTHING_NEW = "It is your turn."
-_HEADER = re.compile(r"\[Player \d+\]\n")
 GAME_ID = -1
 
 
@@ -66,22 +62,6 @@ def with_sender(sender: int, message: str, roles: Mapping[int, str]) -> str:
 def with_header(seat: int, text: str) -> str:
     """Prefix a self-play message with a header that names its recipient."""
     return f"[Player {seat}]\n{text}"
-
-
-def last_view(messages: list[Message]) -> list[Message]:
-    """Return the system message and the messages from the last header on, which are the current player's conversation.
-
-    A function for ``env_config["history"]`` if each observation is the complete conversation of the player to move, in
-    which only the first message has a header (:func:`with_header`). Text in an action that looks like a header is
-    ignored.
-    """
-    starts = [
-        index
-        for index, message in enumerate(messages)
-        if message["role"] == "user" and _HEADER.match(message["content"])
-    ]
-    system = [message for message in messages[:1] if message["role"] == "system"]
-    return [*system, *messages[starts[-1] :]] if starts else messages
 
 
 def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[str, Any]) -> bool:

@@ -167,6 +167,11 @@ class _KuhnPoker(_Original):
 
 
 class _Santorini(_Original):
+    def _generate_player_prompt(self, player_id: int, game_state: Any) -> str:
+        return super()._generate_player_prompt(
+            player_id, {**game_state, "valid_moves": self._get_valid_moves(player_id)}
+        )
+
     def step(self, action: str) -> Any:
         done, info = super().step(action)
         state = self.state

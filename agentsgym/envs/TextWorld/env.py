@@ -108,7 +108,7 @@ def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in fields:
             raise ConfigError(
-                f"env_config['options'][{shown(name)}] is unknown for kind {kind!r}{did_you_mean(str(name), fields)}"
+                f"env_config['options'][{shown(name)}] is unknown for kind {kind!r}{did_you_mean(name, fields)}"
             )
         if not fields[name].valid(value):
             raise ConfigError(f"env_config['options'][{name!r}] must be {fields[name].expected}, got {shown(value)}")

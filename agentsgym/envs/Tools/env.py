@@ -17,7 +17,6 @@ from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import check_tool_use
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.calls import Plan, make_calls, plan_calls
@@ -36,7 +35,7 @@ from agentsgym.envs.Tools.tasks import MATCHES, DatasetOptions, matches, task_da
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_int, is_number, is_seconds, is_str, is_strings, or_none
-from agentsgym.texts import shown
+from agentsgym.texts import shown, strip_reasoning
 from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.types import Action, Message, ToolCall
 

@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, get_args
 from weakref import WeakValueDictionary
 
 from agentsgym.agents.calls import Caller, Cost, UnreadableError, quoted, request_key
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES, Gamemaster, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Question, core, normalize
@@ -19,7 +18,7 @@ from agentsgym.errors import AgentError
 from agentsgym.event_loop import on_agents_loop, run_coroutine
 from agentsgym.fields import check_choice, is_bool, require
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import sentence_of, shown, strip_reasoning
 from agentsgym.types import Message
 
 OnUnreadable = Literal["fail", "unknown"]

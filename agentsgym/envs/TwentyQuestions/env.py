@@ -21,7 +21,6 @@ from agentsgym.envs.datasets.options import (
     shuffled,
     task_seed,
 )
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import Candidates, KnowledgeBase, load_knowledge
@@ -32,7 +31,7 @@ from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_bool, is_number, is_strings, or_none
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import shown
+from agentsgym.texts import shown, strip_reasoning
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
+from agentsgym.texts import strip_reasoning
 
 
 class Fault(StrEnum):

@@ -10,11 +10,11 @@ from importlib import resources
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TextArena import SPEC as TEXT_ARENA
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, KnownObject
 from agentsgym.envs.TwentyQuestions.parsing import Guess, Move, Question, Reader, core, normalize
+from agentsgym.texts import strip_reasoning
 
 FIRST_PROMPT: Final = "I am thinking of an object. Ask your first question."
 LAST_TURN: Final = "This is your last turn: name the object."

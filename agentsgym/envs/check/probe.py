@@ -33,6 +33,7 @@ _BASE_ATTRIBUTES = {
     "_chat_format",
     "_tool_schemas",
     "_processes",
+    "tables",
     *_HOOKS,
     _TOOL_HOOK,
 }

@@ -11,7 +11,7 @@ from typing import Any
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import observations
 from agentsgym.envs.check.probe import HookProbe
-from agentsgym.errors import TemplateError
+from agentsgym.errors import TemplateError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.tokens.turn_ends import common_prefix
@@ -155,7 +155,7 @@ def _as_text(chat_format: Any, messages: Sequence[Message]) -> Transcript:
     return transcript
 
 
-def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
+def check_roles(env: MultistepEnv, probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
     """Find rewards for unknown roles, and episodes with several roles but without rewards by role."""
     for one in trajectories:
         roles = sorted({str(turn.role) for turn in one.turns})
@@ -167,12 +167,18 @@ def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
                 "reward"
             )
             probe.add("roles", "_step_episode", text, is_error=True)
-    known = {role for role in probe.roles if role is not None}
+    known = {*env.roles, *probe.roles} - {None}
+    has_short_episodes = bool(known) and all(one.num_turns <= len(known) for one in trajectories)
     for role, hook in probe.rewarded_roles.items():
-        if role not in known:
-            turns = f"the roles of the turns are {shown(sorted(map(str, known)))}" if known else "_role returns no role"
-            text = f"info['rewards'] has a reward for the role {shown(role)}, but {turns}"
-            probe.add("roles", hook, text, about=shown(role))
+        if role in known:
+            continue
+        hint = did_you_mean(role, map(str, known))
+        may_be_right = has_short_episodes and not env.roles and not hint.startswith("; did you mean")
+        turns = f"the roles are {shown(sorted(map(str, known)))}" if known else "_role returns no role"
+        if may_be_right:  # an episode may end before a role moves
+            turns += " in these episodes: list all of them in the class attribute 'roles'"
+        text = f"info['rewards'] has a reward for the role {shown(role)}, but {turns}"
+        probe.add("roles", hook, text, is_error=not may_be_right, about=shown(role))
 
 
 def check_failure(trajectory: Trajectory, add: Add) -> None:

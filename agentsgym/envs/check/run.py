@@ -179,7 +179,7 @@ class _Checker:
         if played:
             rules.check_template(env, played[0], self._add)
         rules.check_tools(env, alone, self._add)
-        rules.check_roles(self._probe, alone)
+        rules.check_roles(env, self._probe, alone)
         with _globals(seed):
             again = replay(env, tasks, scripts)
         self._played += again

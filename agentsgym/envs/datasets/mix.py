@@ -137,9 +137,7 @@ def _integer_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]
     given = cast("Mapping[str, Any]", weights)
     for name in given:
         if name not in sources:
-            raise ConfigError(
-                f"weights has the key {shown(name)}, which is not a source{did_you_mean(str(name), sources)}"
-            )
+            raise ConfigError(f"weights has the key {shown(name)}, which is not a source{did_you_mean(name, sources)}")
     for name in sources:
         if name not in given:
             raise ConfigError(f"weights has no weight for the source {shown(name)}")

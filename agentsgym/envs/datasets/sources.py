@@ -98,7 +98,7 @@ def read_columns(
     """
     given = dict(names or {})
     if unknown := [key for key in given if key not in columns]:
-        raise ConfigError(f"columns has the unknown key {shown(unknown[0])}{did_you_mean(str(unknown[0]), columns)}")
+        raise ConfigError(f"columns has the unknown key {shown(unknown[0])}{did_you_mean(unknown[0], columns)}")
     read: list[dict[str, Any]] = []
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -8,17 +8,6 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-
-def strip_reasoning(text: str) -> str:
-    """Return the agent's text after its reasoning; empty if the reasoning is unfinished.
-
-    >>> strip_reasoning("<think>Is it 3?</think>4"), strip_reasoning("<think>Is it 3?"), strip_reasoning("4")
-    ('4', '', '4')
-    """
-    _, closed, rest = text.rpartition("</think>")
-    return rest if closed or "<think>" not in text else ""
-
-
 _MAX_LENGTH = 400
 _MAX_EXPONENT = 400  # beyond the range of a float, yet fast to parse
 _TOLERANCE = Fraction(1, 10**6)

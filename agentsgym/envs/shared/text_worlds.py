@@ -13,9 +13,9 @@ from agentsgym.agents.scripted_player import Notes, ScriptedPlayer
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.engines import EngineProcesses, shared_processes
-from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.errors import AgentError
 from agentsgym.fields import Field, is_int, is_seconds
+from agentsgym.texts import strip_reasoning
 from agentsgym.types import TurnRequest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from safetensors.torch import load_model, save_model  # pyright: ignore[reportUnknownVariableType]
 
-from agentsgym.agents.base import Agent
+from agentsgym.agents.base import Agent, as_agent
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS
 from agentsgym.errors import ConfigError, MissingDependencyError
@@ -108,7 +108,8 @@ class League(Agent, BatchObserver):
         check_choice("draw", draw, DRAWS)
         self._model: Any = PlackettLuce()
         self.members = {
-            name: Member(agent, self._model.rating(), is_snapshot=False) for name, agent in (players or {}).items()
+            name: Member(as_agent(agent), self._model.rating(), is_snapshot=False)
+            for name, agent in (players or {}).items()
         }
         self.rating: Any = self._model.rating()
         self._snapshot_steps, self._max_snapshots = snapshot_steps, max_snapshots

@@ -1,0 +1,467 @@
+"""Let others play the roles that the agent does not play, each in a separate conversation that is not trained on.
+
+::
+
+    Trial._turn ─▶ _step_episode(the agent's action) ─▶ Table.follow: until it is the agent's turn again,
+                   _format_prompt ─▶ the opponent ─▶ _step_episode(its action)
+
+With ``env_config["opponent"] = "self"`` the agent plays every role instead, and each role has its own view of the game.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from agentsgym.agents.base import Agent, as_agent
+from agentsgym.credit.components import Reward, sum_components
+from agentsgym.envs.boundary import (
+    Step,
+    action_error,
+    as_hashable,
+    as_messages,
+    as_step,
+    as_system_prompt,
+    call_environment,
+)
+from agentsgym.envs.contract import PlayableEnv, State
+from agentsgym.envs.conversation import Conversation
+from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown, strip_reasoning
+from agentsgym.tokens.calls.reader import with_calls
+from agentsgym.tokens.transcript import ChatFormat
+from agentsgym.types import Action, Message, TurnRequest
+
+# pyright: reportPrivateUsage=false
+# The hooks are private for users of an environment; opponents move through them.
+
+SELF = "self"
+VIEWS = "views"
+"""The value of ``env_config["history"]`` once the agent plays several roles in separate conversations."""
+
+MAX_CHARACTERS = 20_000
+MAX_MOVES = 1000
+MAX_STARTS = 10  # attempts to start an episode that does not end before the agent's first turn
+_registered: dict[str, Callable[..., Any]] = {}
+
+
+def register_player(name: str, factory: Callable[..., Any]) -> None:
+    """Register an agent under a name, by which ``env_config`` and dataset rows can refer to an opponent or gamemaster.
+
+    Args:
+        name: The name; ``"random"``, ``"first"`` and ``"self"`` are reserved.
+        factory: The function that creates the agent, once per environment and process; register it in every process. A
+            factory with a parameter ``seed`` is called for every role of every episode, with a seed that is the same
+            for all rollouts of a task, so that the play of a random agent does not depend on other episodes.
+
+    Raises:
+        ConfigError: The name is reserved or invalid, or the factory is not callable.
+    """
+    if name in ("random", "first", SELF) or not name:
+        raise ConfigError(
+            f"the name of a player must be a non-empty string other than 'random', 'first' and 'self', got "
+            f"{shown(name)}"
+        )
+    if not callable(factory):
+        raise ConfigError(f"register_player requires a function that returns an agent, got {shown(factory)}")
+    _registered[name] = factory
+
+
+def is_player_name(value: Any) -> bool:
+    """Whether a value is a name, or names by role such as ``{"1": "random"}``."""
+    if isinstance(value, Mapping):
+        return all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value).values())
+    return isinstance(value, str)
+
+
+@dataclass(frozen=True, slots=True)
+class SeededAgent:
+    """An agent that is created for each conversation by a factory with a ``seed`` parameter.
+
+    Attributes:
+        name: The registered name, by which another process looks up the factory.
+        key: The configuration key, for error messages.
+    """
+
+    name: str
+    key: str
+
+    def made(self, seed: int) -> Agent:
+        """Create the agent.
+
+        Raises:
+            ConfigError: The name is not registered in this process.
+        """
+        return as_agent(_factory(self.name, self.key)(seed=seed))
+
+
+def named_agent(name: str, key: str, own_names: Collection[str] = ()) -> Agent | SeededAgent:
+    """Create the agent registered under a name, or return a :class:`SeededAgent` if its factory accepts a seed.
+
+    Raises:
+        ConfigError: The name is not registered.
+    """
+    factory = _factory(name, key, own_names)
+    try:
+        takes_seed = "seed" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a function implemented in C
+        takes_seed = False
+    return SeededAgent(name, key) if takes_seed else as_agent(factory())
+
+
+def _factory(name: str, key: str, own_names: Collection[str] = ()) -> Callable[..., Any]:
+    if name not in _registered:
+        raise ConfigError(
+            f"{key} {shown(name)} is not registered{did_you_mean(name, [*own_names, SELF, *_registered])}"
+            " (agentsgym.envs.opponents.register_player adds one)"
+        )
+    return _registered[name]
+
+
+class AgentPlayer:
+    """Lets an agent play a role, in a separate conversation, with exact tokens if there is a tokenizer.
+
+    Args:
+        agent: The agent.
+        session_id: The conversation's id.
+        rng: The generator that seeds each of the agent's conversations, and the agent if it is a :class:`SeededAgent`.
+        chat_format: The tokenizer's chat format; None to exchange only text.
+        tools: The JSON schemas of the tools that the agent may call.
+        remembers: Whether the conversation continues from one observation to the next.
+    """
+
+    def __init__(
+        self,
+        agent: Agent | SeededAgent,
+        session_id: str,
+        rng: random.Random,
+        chat_format: ChatFormat | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        remembers: bool = True,
+    ) -> None:
+        self._is_own = isinstance(agent, SeededAgent)
+        self._agent = agent.made(rng.getrandbits(63)) if isinstance(agent, SeededAgent) else agent
+        self._session_id = session_id
+        self._rng = rng
+        self._chat_format = chat_format
+        self._tools = tools
+        self._remembers = remembers
+        self._begin()
+
+    def _begin(self) -> None:
+        self._conversation = Conversation(self._chat_format, "append")
+        self._seed = self._rng.getrandbits(63)
+
+    def answer(self, observation: str | list[Message]) -> str:
+        """Return the text of the agent's action without its reasoning, which remains in its conversation.
+
+        Raises:
+            EnvError: The agent raised, returned no action, or returned more than ``MAX_CHARACTERS`` characters.
+        """
+        return self.act(as_messages(observation)).text
+
+    def act(self, messages: list[Message], state: State | None = None) -> Action:
+        """Return the agent's action, with its tool calls parsed; otherwise like :meth:`answer`."""
+        if not self._remembers:
+            self._begin()
+        transcript = self._conversation.transcript
+        transcript.observe(messages)
+        request = TurnRequest(
+            session_id=self._session_id,
+            messages=transcript.messages,
+            token_ids=transcript.token_ids,
+            agent_state=self._conversation.agent_state,
+            seed=self._seed,
+            tools=self._tools,
+        )
+        name = f"{type(self._agent).__name__}, which plays {self._session_id},"
+        answers: Any = call_environment(self._agent.act, [request])
+        action = answers[0] if isinstance(answers, list | tuple) and len(answers) == 1 else answers
+        if isinstance(action, AgentError):
+            raise EnvError(f"{name} failed: {action}") from action
+        text: Any = getattr(action, "text", None)
+        if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
+            given = f"{len(text)} characters" if isinstance(text, str) else shown(text)
+            raise EnvError(f"{name} must return at most {MAX_CHARACTERS} characters of text, got {given}")
+        size = math.inf if self._chat_format is None else self._chat_format.vocabulary_size
+        if error := action_error(action, None, size):
+            raise EnvError(f"{name} failed: {error}")
+        if self._tools:
+            action = with_calls(action, self._chat_format, self._tools)
+        transcript.act(action)
+        self._conversation.agent_state = action.agent_state
+        return Action(text=strip_reasoning(action.text), tool_calls=action.tool_calls, reasoning=action.reasoning)
+
+    def finish(self) -> None:
+        """Notify the agent that the episode is over, if it was created for this player only."""
+        if self._is_own:
+            self._agent.finish()
+
+
+Move = Callable[[list[Message], State], Action]
+"""An opponent: the new messages for its role and the state, to its action."""
+
+
+class Opponents:
+    """The opponents of an environment, by role.
+
+    Attributes:
+        roles: The environment's roles.
+        is_self: Whether the agent plays every role.
+    """
+
+    def __init__(self, given: Any, roles: Sequence[Hashable], own_names: Collection[str]) -> None:
+        """Parse ``env_config["opponent"]``, or the argument ``opponent``.
+
+        Raises:
+            ConfigError: There is a single role, a role or a name is unknown, or ``"self"`` is given for one role.
+        """
+        self.roles = roles
+        self._players = {role: _parsed(one, own_names) for role, one in _by_role(given, roles).items()}
+        self.is_self = SELF in self._players.values()
+        if self.is_self and set(self._players) != {None}:
+            raise ConfigError(
+                f"env_config['opponent'] must be only 'self' for the agent to play every role, got {shown(given)}"
+            )
+
+    @property
+    def roles_of_agent(self) -> list[Hashable]:
+        """The roles that the agent can play, since every other one has a player."""
+        return [role for role in self.roles if all(self.player(one) is not None for one in self.roles if one != role)]
+
+    def player(self, role: Hashable) -> Agent | SeededAgent | str | None:
+        """The player of a role; None if there is none."""
+        return self._players.get(role, self._players.get(None))
+
+    def names(self, role: Hashable) -> bool:
+        """Whether a player was given for this very role."""
+        return role in self._players
+
+    def check_role(self, role: Any, name: str, error: type[Exception]) -> None:
+        """Check the role that the agent shall play, None if it is drawn: it must exist, and every other have a player.
+
+        Raises:
+            Exception: Of the type ``error``.
+        """
+        if role is not None and role not in self.roles:
+            raise error(f"{name} must be one of {_listed(self.roles)}, or None to draw it, got {shown(role)}")
+        possible = self.roles_of_agent
+        if role in possible or (role is None and possible):
+            return
+        missing = [one for one in self.roles if one != role and self.player(one) is None]
+        agents = "the agent's, which is drawn" if role is None else f"the agent's, {shown(role)}"
+        raise error(
+            f"env_config['opponent'] must name a player for every role but {agents}: got none for {_listed(missing)}"
+        )
+
+    def agents(self) -> list[Agent]:
+        """The agents among the players, each once."""
+        return [*{id(one): one for one in self._players.values() if isinstance(one, Agent)}.values()]
+
+
+def opponents_of(env: Any, given: Any) -> Opponents | None:
+    """Create the opponents of an environment; None if there are none, or only one role.
+
+    Args:
+        env: The environment, whose configuration is checked.
+        given: The argument ``opponent``; None for ``env_config["opponent"]``.
+    """
+    config = env.env_config
+    given = config["opponent"] if given is None else given
+    if given is None:
+        return None
+    found = Opponents(given, env.roles, env.own_opponents)
+    if len(found.roles) < 2:
+        return None
+    if not found.is_self:
+        found.check_role(None, "the role", ConfigError)
+    return found
+
+
+def _by_role(given: Any, roles: Sequence[Hashable]) -> dict[Hashable | None, Any]:
+    """Return players by role; the key None stands for all roles. Roles may be given as their text, as in JSON."""
+    if not roles:
+        raise ConfigError(
+            "env_config['opponent'] requires an environment with several roles: list them in the class attribute "
+            "'roles', and return the one that moves from _role"
+        )
+    if not isinstance(given, Mapping):
+        return {None: given}
+    known = {str(role): role for role in roles}
+    players = cast("Mapping[Any, Any]", given)
+    for key in players:
+        if str(key) not in known:
+            raise ConfigError(f"the role of an opponent must be one of {_listed(roles)}, got {shown(key)}")
+    return {known[str(key)]: one for key, one in players.items()}
+
+
+def _parsed(one: Any, own_names: Collection[str]) -> Agent | SeededAgent | str:
+    if not isinstance(one, str):
+        return as_agent(one)
+    return one if one == SELF or one in own_names else named_agent(one, "env_config['opponent']", own_names)
+
+
+def _listed(roles: Sequence[Hashable]) -> str:
+    return ", ".join(map(shown, roles))
+
+
+def player_stream(rng: random.Random, what: str = "player") -> random.Random:
+    """Draw a generator for a player from that of its session."""
+    # Streams keep the name from when only TextArena had opponents, so that seeds go on giving the same games.
+    return random.Random(derive_seed(f"textarena {what}", rng.getrandbits(63)))
+
+
+class Table:
+    """The players of one session: the agent in one role, opponents in the others.
+
+    Args:
+        env: The environment.
+        session_id: The session.
+        role: The agent's role.
+    """
+
+    def __init__(self, env: PlayableEnv, session_id: str, role: Hashable) -> None:
+        self._env, self._session_id, self._role = env, session_id, role
+        self._opponents = cast("Opponents", env.opponents)
+        self._moves: dict[Hashable, Move] = {}
+        self._own: list[AgentPlayer] = []
+        self._num_moves = Counter[Hashable]()
+        self._totals = Counter[Hashable]()
+        self._earned: list[Reward] = []  # by the agent's role, and not yet part of a turn
+
+    def _move_of(self, role: Hashable, player: Agent | SeededAgent | str | None, rng: random.Random) -> Move:
+        if isinstance(player, str):
+            return self._env._own_opponent(player, rng)
+        env = self._env
+        agent = cast("Agent | SeededAgent", player)
+        name = f"{self._session_id}/player {role}"
+        seated = AgentPlayer(agent, name, rng, env.chat_format, tools=env.tool_schemas)
+        self._own.append(seated)
+        return seated.act
+
+    def begin(self, state: State, rng: random.Random) -> tuple[State, bool]:
+        """Seat the opponents, and let them move until it is the agent's turn.
+
+        Args:
+            state: The initial state.
+            rng: The session's generator, from which each opponent's is drawn.
+
+        Returns:
+            The state, and whether the episode is over.
+        """
+        for other in self._opponents.roles:
+            if other != self._role:
+                self._moves[other] = self._move_of(other, self._opponents.player(other), player_stream(rng))
+        state, step, _ = self._until_the_agent(state, Step(), {})
+        return state, step.done
+
+    def follow(self, state: State, step: Step, info: dict[str, Any]) -> tuple[State, Step, dict[str, Any]]:
+        """Let the opponents move until it is the agent's turn again, or the episode is over.
+
+        Args:
+            state: The state after the agent's step.
+            step: The agent's step.
+            info: The ``info`` of that step.
+
+        Returns:
+            The state, and the agent's step and ``info``, to which the opponents' moves added rewards of the agent's
+            role, the end of the episode, and ``info["success"]``. With different rewards, the role with the highest
+            has won; otherwise the environment's ``info["success"]`` counts, and without it, nobody has won.
+        """
+        is_invalid = step.invalid
+        state, step, found = self._until_the_agent(state, step, info)
+        found.pop("rewards", None)
+        if step.done:
+            own, best = self._totals[self._role], max(self._totals[role] for role in self._moves)
+            found["success"] = own > best if own != best else bool(found.get("success"))
+        earned, self._earned = self._earned, []
+        reward, components = float(sum(number for number, _ in earned)), sum_components(earned)
+        return state, Step(reward, step.done, is_invalid, truncated=step.truncated, components=components), found
+
+    def _until_the_agent(self, state: State, step: Step, info: dict[str, Any]) -> tuple[State, Step, dict[str, Any]]:
+        found = dict(info)
+        self._note(step, self._role)
+        for _ in range(MAX_MOVES):
+            role = self._role if step.done else self._role_of(state)
+            if role == self._role:
+                return state, step, found
+            state, step, latest = self._moved(role, state)
+            self._note(step, role)
+            found |= {key: value for key, value in latest.items() if key != "invalid"}
+        state["done"] = found["truncated"] = True
+        return state, step._replace(done=True, truncated=True), found
+
+    def _role_of(self, state: State) -> Hashable:
+        role = as_hashable("_role", call_environment(self._env._role, state))
+        if role != self._role and role not in self._moves:
+            raise EnvError(f"_role must return one of {_listed([self._role, *self._moves])}, got {shown(role)}")
+        return role
+
+    def _moved(self, role: Hashable, state: State) -> tuple[State, Step, dict[str, Any]]:
+        env = self._env
+        messages = as_messages(call_environment(env._format_prompt, state, self._num_moves[role]))
+        if not self._num_moves[role]:
+            system = env.env_config["system_prompt"]
+            system = as_system_prompt(call_environment(env._system_prompt)) if system is None else system
+            messages = [Message(role="system", content=system), *messages] if system else messages
+        self._num_moves[role] += 1
+        action = call_environment(self._moves[role], messages, state)
+        given: Any = action if env.overrides_step_action else action.text
+        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
+        state, step, info = as_step(call_environment(hook, self._session_id, state, given))
+        env.active_states[self._session_id] = state
+        return state, step, info
+
+    def _note(self, step: Step, role: Hashable) -> None:
+        """Add up the rewards of a step, a plain number as the reward of the role that moved."""
+        by_role, named = step.role_rewards, step.role_components or {}
+        if by_role is None:
+            by_role, named = {role: step.reward}, {role: step.components}
+        self._totals.update(by_role)
+        own = by_role.get(self._role, 0.0), named.get(self._role)
+        if any(own):
+            self._earned.append(own)
+
+    def finish(self, is_last: bool) -> None:
+        """Notify the agents that were created for this session that it is over; after the last session, all agents."""
+        for player in self._own:
+            player.finish()
+        for agent in self._opponents.agents() if is_last else ():
+            agent.finish()
+
+
+class Views:
+    """The conversations of an agent that plays every role; each prompt is the one of the role that moves.
+
+    An instance is the history of the record: a function from the recorded messages to those that the agent sees.
+    """
+
+    def __init__(self) -> None:
+        self._by_role: dict[Hashable, list[Message]] = {}
+        self._current: list[Message] = []
+
+    def observe(self, env: PlayableEnv, state: State, *, is_first: bool) -> list[Message]:
+        """Return the conversation of the role that moves, with its new observation; the first of an episode is new."""
+        if is_first:
+            self._by_role = {}
+        role = as_hashable("_role", call_environment(env._role, state))
+        self._current = self._by_role.setdefault(role, [])
+        step = sum(message["role"] == "assistant" for message in self._current)
+        self._current += as_messages(call_environment(env._format_prompt, state, step))
+        return [*self._current]
+
+    def act(self, text: str) -> None:
+        """Add an answer to the conversation of the role that moved."""
+        self._current.append(Message(role="assistant", content=text))
+
+    def __call__(self, messages: list[Message]) -> list[Message]:
+        """Return the system message, and the conversation of the role that moves, which was recorded last."""
+        system = [message for message in messages[:1] if message["role"] == "system"]
+        return [*system, *messages[-len(self._current) :]]
