@@ -1,5 +1,6 @@
 import inspect
 import re
+from typing import Any
 
 import pytest
 

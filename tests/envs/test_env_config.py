@@ -54,6 +54,7 @@ def test_the_documented_defaults() -> None:
         "history": "append",
         "summarize_over_tokens": None,
         "summary_prompt": DEFAULT_PROMPT,
+        "opponent": None,
     }
 
 
@@ -80,6 +81,7 @@ BAD_VALUES = [
     ],
     *[("summarize_over_tokens", value, "a positive int or None") for value in (0, "100", 1.5)],
     *[("summary_prompt", value, "a non-empty str") for value in ("", None, 3)],
+    *[("opponent", value, "a registered name, 'self', names by role, or None") for value in (3, ["self"], {"X": 1})],
 ]
 
 
