@@ -151,7 +151,7 @@ class MultistepEnv(ABC):
         tokenizer: PreTrainedTokenizerBase | None = None,
         env_config: dict[str, Any] | None = None,
         *,
-        opponent: Agent | Mapping[Hashable, Agent] | None = None,
+        opponent: Agent | Mapping[Any, Agent] | None = None,
     ) -> None:
         """Check the configuration, and how the tokenizer formats a conversation.
 
@@ -300,6 +300,7 @@ class MultistepEnv(ABC):
         """Return the role that the agent plays against opponents: the task's, or else a drawn one."""
         roles = cast("Opponents", self.opponents).roles_of_agent
         drawn, given = roles[self.rng(session_id).randrange(len(roles))], task_data.get(self.role_key)
+        given = self.env_config.get(self.role_key) if given is None else given
         return drawn if given is None else given
 
     def _own_opponent(self, name: str, rng: random.Random) -> Move:

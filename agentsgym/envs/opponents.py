@@ -183,7 +183,8 @@ class AgentPlayer:
         )
         name = f"{type(self._agent).__name__}, which plays {self._session_id},"
         answers: Any = call_environment(self._agent.act, [request])
-        action = answers[0] if isinstance(answers, list | tuple) and len(answers) == 1 else answers
+        is_one = type(answers) in (list, tuple) and len(answers) == 1
+        action: Any = answers[0] if is_one else answers
         if isinstance(action, AgentError):
             raise EnvError(f"{name} failed: {action}") from action
         text: Any = getattr(action, "text", None)

@@ -97,7 +97,7 @@ class TextArenaEnv(MultistepEnv):
         tokenizer: PreTrainedTokenizerBase | None = None,
         env_config: dict[str, Any] | None = None,
         *,
-        opponent: Agent | Mapping[Hashable, Agent] | None = None,
+        opponent: Agent | Mapping[Any, Agent] | None = None,
         gamemaster: Agent | None = None,
     ) -> None:
         super().__init__(tokenizer, env_config, opponent=opponent)
@@ -182,10 +182,6 @@ class TextArenaEnv(MultistepEnv):
         state: State = {"done": False, "game": game, "seat": seat, "num_invalid": 0, "num_turns": 0}
         self._observe(state)
         return state
-
-    def _agents_role(self, session_id: str, task_data: Mapping[str, Any]) -> Hashable:
-        own = self.env_config["seat"]
-        return super()._agents_role(session_id, task_data if task_data.get("seat") is not None else {"seat": own})
 
     def _own_opponent(self, name: str, rng: random.Random) -> Move:
         return LegalPlayer(None if name == "first" else rng).act
