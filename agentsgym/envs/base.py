@@ -177,7 +177,7 @@ class MultistepEnv(ABC):
                     "env_config['history'] must not be set if the roles have separate conversations: omit it"
                 )
             self.env_config["history"] = VIEWS
-        self.tables: dict[str, Table] = {}
+        self.tables: dict[str, Any] = {}
         self._tool_schemas: tuple[dict[str, Any], ...] | None = None
         self._chat_format: ChatFormat | None = None
         if type(self)._tools is MultistepEnv._tools:  # an override may use attributes that are set later
@@ -606,11 +606,11 @@ class MultistepEnv(ABC):
         """
         self._generators[session_id] = episode_generator(seed, episode)
         if self.opponents is None or self.plays_itself:
-            return _initial_state(self, session_id, task_data)
+            return self._begin_session(session_id, task_data)
         task = {**task_data, self.role_key: self._agents_role(session_id, task_data)}
         for _ in range(MAX_STARTS):  # a forfeit can end a game before the agent's first turn
             table = Table(self, session_id, task[self.role_key])
-            state, is_over = table.begin(_initial_state(self, session_id, task), self.rng(session_id))
+            state, is_over = table.begin(self._begin_session(session_id, task), self.rng(session_id))
             self.tables[session_id] = table
             if not is_over:
                 return state
@@ -620,6 +620,18 @@ class MultistepEnv(ABC):
             "probably because an opponent found no valid move: use an opponent that can play, or the role that moves "
             "first"
         )
+
+    def _begin_session(self, session_id: str, task_data: TaskData) -> State:
+        """Put the initial state of an episode in ``active_states``, and return it."""
+        task = call_environment(copy.deepcopy, dict(task_data))
+        state = cast("State", call_environment(self._initialize_episode, session_id, task))
+        is_state = isinstance(state, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if is_state:
+            self.active_states[session_id] = state  # even if it is invalid, so that the episode is closed
+        if not is_state or as_bool("_initialize_episode's state['done']", call_environment(state.get, "done")):
+            raise EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
+        self._starts.check_state(session_id, state)
+        return state
 
     def close_session(self, session_id: str, state: State) -> None:
         """Close an episode, and notify its opponents; agents without another session are notified, too."""
@@ -645,16 +657,3 @@ class MultistepEnv(ABC):
         trajectories = [*trajectories]
         warn_of_unknown_words(self.tokenizer, trajectories)
         self._starts.check_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))
-
-
-def _initial_state(env: MultistepEnv, session_id: str, task_data: TaskData) -> State:
-    """Put the initial state of an episode in ``active_states``, and return it."""
-    task = call_environment(copy.deepcopy, dict(task_data))
-    state = cast("State", call_environment(env._initialize_episode, session_id, task))
-    is_state = isinstance(state, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if is_state:
-        env.active_states[session_id] = state  # even if it is invalid, so that the episode is closed
-    if not is_state or as_bool("_initialize_episode's state['done']", call_environment(state.get, "done")):
-        raise EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
-    env._starts.check_state(session_id, state)
-    return state

@@ -43,7 +43,7 @@ class PlayableEnv(Protocol):
     env_config: dict[str, Any]
     active_states: dict[str, State]
     opponents: Any
-    tables: Mapping[str, Any]
+    tables: dict[str, Any]
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
