@@ -330,15 +330,30 @@ def as_reward(name: str, value: Any) -> tuple[float, dict[str, float] | None]:
     return total if abs(total) <= _LARGEST else as_number(f"the sum of {name}", total), components or None
 
 
+def checked_reward(hook: str, reward: Any) -> GivenReward:
+    """Return the reward that a hook returned in the library's types, or raise :class:`EnvError`."""
+    number, components = as_reward(f"{hook}'s reward", reward)
+    return number if components is None else components
+
+
 def as_grade(hook: str, returned: Any) -> tuple[GivenReward, dict[str, Any]]:
     """Return the reward and the ``info`` of a grade, a reward or a tuple of both; raise :class:`EnvError` otherwise."""
     graded: tuple[Any, ...] = returned if isinstance(returned, tuple) else (returned, {})
     if len(graded) != 2:
         raise EnvError(f"{hook} must return a reward, or a tuple of a reward and an info, got {shown(graded)}")
     reward, info = graded
-    number, components = as_reward(f"{hook}'s reward", reward)
     check_info(hook, info)
-    return number if components is None else components, info
+    return checked_reward(hook, reward), info
+
+
+def as_answer(hook: str, returned: Any) -> tuple[GivenReward, bool, dict[str, Any]]:
+    """Check what a hook returned as the reward, ``done`` and ``info`` of an answer."""
+    if not isinstance(returned, tuple) or len(cast("tuple[Any, ...]", returned)) != 3:
+        raise EnvError(f"{hook} must return (reward, done, info), got {shown(cast('object', returned))}")
+    given, done, info = cast("tuple[Any, Any, Any]", returned)
+    check_order(hook, given, done)
+    reward, info = as_grade(hook, (given, info))
+    return reward, as_bool("done", done, hook), info
 
 
 def as_role_rewards(

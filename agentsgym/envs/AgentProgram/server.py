@@ -19,7 +19,7 @@ from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError
 from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, answer_message
-from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session, checked_reward
+from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session, received_reward
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
 
@@ -226,7 +226,7 @@ async def _until_disconnected(request: Request) -> None:
 
 def _reward_in_header(value: str) -> GivenReward:
     try:
-        return checked_reward(json.loads(value), REWARD_HEADER)
+        return received_reward(json.loads(value), f"the header {REWARD_HEADER}")
     except (ValueError, RecursionError) as error:
         raise CallError(f"the header {REWARD_HEADER} must be a number or a JSON object of numbers") from error
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.boundary import as_reward
+from agentsgym.envs.boundary import checked_reward
 from agentsgym.errors import EnvError
 from agentsgym.texts import shown
 from agentsgym.types import Message
@@ -37,13 +37,12 @@ def plain_id(call_id: str) -> str:
     return call_id.rpartition("-")[2].rpartition("_")[2]
 
 
-def checked_reward(value: Any, name: str = "reward") -> GivenReward:
+def received_reward(value: Any, name: str = "the program") -> GivenReward:
     """Return a reward, a number or a dict of numbers by name; raise :class:`CallError` for anything else."""
     try:
-        number, components = as_reward(name, value)
+        return checked_reward(name, value)
     except EnvError as error:
-        raise CallError(str(error), param=name) from error
-    return number if components is None else components
+        raise CallError(str(error), param="reward") from error
 
 
 class ProgramCall:
@@ -174,7 +173,7 @@ class Session:
         if not isinstance(call_id, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             sentence = f"call must be the id of a call, a str, or None, got {shown(call_id)}: the reward comes first"
             raise CallError(sentence, param="call")
-        reward = checked_reward(reward)
+        reward = received_reward(reward)
         if not self._answered:
             raise CallError(NOTHING_TO_REWARD)
         known = self._answered[-1] if call_id is None else plain_id(call_id)

@@ -131,12 +131,23 @@ def _json_lines(path: Path, name: str) -> Iterator[Row]:
                 try:
                     value: Any = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise ConfigError(f"{path}:{number} must be a JSON object: {sentence_of(error)}") from error
+                    hint = _other_format(path, line)
+                    raise ConfigError(f"{path}:{number} must be a JSON object: {sentence_of(error)}{hint}") from error
                 if not isinstance(value, dict):
-                    raise ConfigError(f"{path}:{number} must be a JSON object, got {shown(value)}")
+                    hint = _other_format(path, line)
+                    raise ConfigError(f"{path}:{number} must be a JSON object, got {shown(value)}{hint}")
                 yield cast("Row", value)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read from {shown(str(path))}: {sentence_of(error)}") from error
+
+
+def _other_format(path: Path, line: str) -> str:
+    """Show how to load a table that is not JSONL, if this is one."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in ("csv", "parquet") and not line.lstrip().startswith("["):
+        return ""
+    load = {"path": kind if kind in ("csv", "parquet") else "json", "data_files": str(path), "split": "train"}
+    return f" (a path must name a JSONL file; for another format, pass data={load})"
 
 
 #: Options of a dataset that is made from a table, in addition to those of the environment.
