@@ -125,9 +125,9 @@ def test_the_first_traceback_of_each_tool_and_type_is_logged_and_all_are_counted
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ({"reward": "1"}, "the reward of the tool 'odd' must be a finite number, got '1'"),
-        ({"reward": {"a": None}}, "the reward of the tool 'odd'['a'] must be a finite number, got None"),
-        ({"done": 0.5}, "done, failed and success of the tool 'odd' must be True or False, got 0.5"),
+        ({"reward": "1"}, "the tool odd's reward must be a finite number, got '1'"),
+        ({"reward": {"a": None}}, "the tool odd's reward['a'] must be a finite number, got None"),
+        ({"done": 0.5}, "the tool odd's done must be True or False, got 0.5"),
         ({"success": 0.2}, "must be True or False, got 0.2"),
         ({"failed": "no"}, "must be True or False, got 'no'"),
     ],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from agentsgym.envs.boundary import as_bool, as_reward
+from agentsgym.envs.boundary import as_bool, checked_reward
 from agentsgym.envs.shared.timed import CallTimeoutError
 from agentsgym.envs.tool_schemas import check_call
 from agentsgym.envs.Tools.process import Process
@@ -207,8 +207,12 @@ def _result_of(
         result = result_of_exception(error, max_length)
     if not isinstance(result, ToolResult):
         raise EnvError(f"_call_tool must return a ToolResult, got {shown(cast('object', result))}")
-    as_reward(f"the reward of the tool {name!r}", result.reward)
-    for flag in (result.done, result.failed, result.success):
-        as_bool(f"done, failed and success of the tool {name!r}", flag)
-    content = cut(as_text(result.content), max_length)
-    return result if content is result.content else replace(result, content=content)
+    tool, success = f"the tool {name}", result.success
+    return replace(
+        result,
+        content=cut(as_text(result.content), max_length),
+        reward=checked_reward(tool, result.reward),
+        done=as_bool("done", result.done, tool),
+        failed=as_bool("failed", result.failed, tool),
+        success=None if success is None else as_bool("success", success, tool),
+    )
