@@ -409,16 +409,7 @@ def without_rewards(step: Step) -> Step:
 
 
 def as_bool(name: str, value: Any, hook: str = "") -> bool:
-    """Return a value as True or False: a bool, or a value that equals 0 or 1; None is False.
-
-    Args:
-        name: Name of the value in errors.
-        value: The value.
-        hook: Name of the hook that returned it.
-
-    Raises:
-        EnvError: It is anything else.
-    """
+    """Return a bool, or a value that equals 0 or 1, as a bool (None is False); raise :class:`EnvError` otherwise."""
     if value is None or type(value) is bool:
         return value is True
     try:
@@ -435,9 +426,7 @@ def as_bool(name: str, value: Any, hook: str = "") -> bool:
 def check_order(hook: str, reward: Any, done: Any) -> None:
     """Reject a bool as the reward beside another number as ``done``, which are swapped."""
     if _is_bool(reward) and not (done is None or _is_bool(done)):
-        raise EnvError(
-            f"{hook} returned {shown(reward)} as the reward and {shown(done)} as done: the reward comes first"
-        )
+        raise EnvError(f"{hook} returned the reward {shown(reward)} and done={shown(done)}: the reward comes first")
 
 
 def _is_bool(value: Any) -> bool:
@@ -456,7 +445,6 @@ def check_info(hook: str, info: Any) -> None:
     """Check an ``info`` and the values from which metrics are computed, or raise :class:`EnvError` with the hook."""
     if not isinstance(info, dict):
         raise EnvError(f"{hook} must return a dict as info, got {shown(info)}")
-    given = cast("dict[Any, Any]", info)
     for key, check in INFO_KEYS.items():
-        if given.get(key) is not None:
-            check(f"{hook}'s info[{key!r}]", given[key])
+        if (value := cast("dict[Any, Any]", info).get(key)) is not None:
+            check(f"{hook}'s info[{key!r}]", value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from transformers import TrainerCallback
 
 from agentsgym._lazy import deferred
-from agentsgym.fields import are_numbers, has_str_keys, require
+from agentsgym.fields import Check, are_numbers, has_str_keys, require
 
 if TYPE_CHECKING:
     import torch
@@ -81,10 +81,9 @@ def build_observers(args: GRPOEnvConfig, environments: Environments, estimator: 
 
 def checked_metrics(observer: BatchObserver) -> Mapping[str, float]:
     """Return the metrics of an observer; raise :class:`ConfigError` if they cannot be logged."""
-    given = observer.metrics
-    is_valid = has_str_keys(given) and are_numbers([*given.values()])
-    require(f"{type(observer).__name__}.metrics", given, lambda _: is_valid, "a dict of numbers by name")
-    return given
+    valid: Check = lambda given: has_str_keys(given) and are_numbers([*given.values()])  # noqa: E731
+    require(f"{type(observer).__name__}.metrics", observer.metrics, valid, "a dict of numbers by name")
+    return observer.metrics
 
 
 @contextlib.contextmanager

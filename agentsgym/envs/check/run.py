@@ -31,7 +31,7 @@ from agentsgym.envs.play import prepare_play
 from agentsgym.envs.players import own_player
 from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError
 from agentsgym.fields import is_int, is_seconds, require
-from agentsgym.interruptions import Interruption, is_interruption
+from agentsgym.interruptions import Interruption, attempt, is_interruption
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -205,18 +205,16 @@ class _Checker:
 
     def _play_as(self, kind: str, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
         """Play as the random, the reference or the imitation player of the environment, if it has one."""
-        try:
-            player = own_player(self._env, kind, seed)
-            agent = None if player is None else as_agent(player)
-        except ConfigError:  # there is none for this configuration
+        player = attempt(own_player, self._env, kind, seed)
+        if player is None or isinstance(player, ConfigError):  # none for this configuration
             return
-        except Exception as error:  # noqa: BLE001  # user code
-            self._add("failed", f"{kind}_player", f"{kind}_player raised {type(error).__name__}: {sentence_of(error)}")
-            return
-        if agent is None:
+        if isinstance(player, BaseException):
+            self._add(
+                "failed", f"{kind}_player", f"{kind}_player raised {type(player).__name__}: {sentence_of(player)}"
+            )
             return
         with self._probe, _globals(seed, kind):
-            played, _ = record(self._env, tasks, agent)
+            played, _ = record(self._env, tasks, as_agent(player))
         self._played += played
         for trajectory in played:
             rules.check_failure(trajectory, self._add)
