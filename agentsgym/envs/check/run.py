@@ -108,7 +108,7 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     with _quiet():
         if chosen and checker.tools_are_sound():
             prepare_play(environment.trials(chosen))  # one of the replays is concurrent
-            checker.play_within(limit_s, chosen, seed, _PLAYERS if agent is None else ())
+            checker.play_within(limit_s, chosen, seed)
     report = checker.report()
     serious = {"error": report.errors, "warning": report.findings}.get(raise_on or "", ())
     if serious:
@@ -158,15 +158,13 @@ class _Checker:
             return False
         return True
 
-    def play_within(
-        self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int, players: Sequence[str]
-    ) -> None:
-        """Play, also as some players of the environment, and report the line that is running at the time limit."""
+    def play_within(self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
+        """Play, and report the line that is running when the time limit is exceeded."""
         try:
             with _time_limit(limit_s):
                 self.play(tasks, seed)
                 self._probe.steps_again = False
-                for kind in players:
+                for kind in _PLAYERS if isinstance(self._agent, ExploringAgent) else ():
                     self._play_as(kind, tasks, seed)
                 rules.check_calls(self._env, self._probe)
         except _OutOfTimeError as error:
@@ -204,7 +202,7 @@ class _Checker:
         self._compare_starts()
 
     def _play_as(self, kind: str, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
-        """Play as the random, the reference or the imitation player of the environment, if it has one."""
+        """Play as one of the environment's own players, if it has this one."""
         player = attempt(own_player, self._env, kind, seed)
         if player is None or isinstance(player, ConfigError):  # none for this configuration
             return
