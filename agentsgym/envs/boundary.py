@@ -19,7 +19,7 @@ from agentsgym.texts import shown
 from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall
 
 _LARGEST = 3.4e38
-_TEXT = str | bytes | bytearray | memoryview  # float() parses all of these
+_TEXT = str | bytes | bytearray  # float() parses all of these
 
 
 def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
@@ -338,7 +338,7 @@ def checked_reward(hook: str, reward: Any) -> GivenReward:
 
 def as_grade(hook: str, returned: Any) -> tuple[GivenReward, dict[str, Any]]:
     """Return the reward and the ``info`` of a grade, a reward or a tuple of both; raise :class:`EnvError` otherwise."""
-    graded: tuple[Any, ...] = returned if isinstance(returned, tuple) else (returned, {})
+    graded = cast("tuple[Any, ...]", returned if isinstance(returned, tuple) else (returned, {}))
     if len(graded) != 2:
         raise EnvError(f"{hook} must return a reward, or a tuple of a reward and an info, got {shown(graded)}")
     reward, info = graded
