@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.credit.advantages import step_group_sizes, token_advantages, zero_variance_groups
 from agentsgym.credit.components import UNNAMED
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+PENALTY: Final = ""
+"""The name of the penalty of truncated rollouts as a component, which no reward of an environment can have."""
 
 TurnEntries = Sequence[Sequence[Any]]
 """One entry per turn of each rollout: a float, or a list with one float per token of the turn."""
@@ -365,7 +368,7 @@ def _penalized_and_uninformative(
     penalized = list(rollouts)
     for i, rollout in enumerate(rollouts):
         if args.truncation == "penalize" and rollout.truncated:
-            own = add_component(rollout, "truncation_penalty", -args.truncation_penalty)
+            own = add_component(rollout, PENALTY, -args.truncation_penalty)
             is_summed = args.multi_objective_aggregation == "sum_then_normalize"
             penalized[i] = replace(own, components=rollout.components) if is_summed else own
     sizes = Counter(rollout.group for rollout in penalized if rollout.included)

@@ -98,6 +98,7 @@ class MultistepEnv(ABC):
       as plain text.
     - ``unguarded_tokens``: exceptions to ``guard_added_tokens``: added tokens, such as ``<table>``, that prompts may
       contain.
+    - ``score_discount``: the discount of returns for which ``"potential"`` scores are made (see the next key).
     - ``state_scores``: how changes of ``_score_state`` are rewarded: ``"change"``, or ``"potential"``, which leaves the
       best policies unchanged.
     - ``history``: how the agent sees earlier messages: ``"append"`` (the recorded tokens), ``"rerender"`` (rendered

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from agentsgym.credit.components import GivenReward
 from agentsgym.errors import EnvError
 from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
@@ -18,6 +19,7 @@ from agentsgym.texts import shown
 from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall
 
 _LARGEST = 3.4e38
+_TEXT = str | bytes | bytearray  # float() parses all of these
 
 
 def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
@@ -182,41 +184,40 @@ class Step(NamedTuple):
     role_components: Mapping[Hashable, Mapping[str, float]] | None = None
 
 
-def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
-    """Check what ``_step_episode`` returned, write ``done`` into the next state, and return state, step and info."""
+def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], Step, dict[str, Any]]:
+    """Check what a step's ``hook`` returned, write ``done`` into the next state, and return state, step and info."""
     # On the hot path of every turn, so this is a single function.
     try:
         is_answer = isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4
         if not (is_answer and isinstance(answer[0], dict) and isinstance(answer[3], dict)):
             raise EnvError(  # noqa: TRY301
-                f"_step_episode must return (state, reward, done, info), got {shown(cast('object', answer))}"
+                f"{hook} must return (state, reward, done, info), got {shown(cast('object', answer))}"
             )
         next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
         number, components = reward, None
         if type(number) is not float or not abs(number) <= _LARGEST:
-            number, components = as_reward("_step_episode's reward", reward)
+            check_order(hook, reward, done)
+            number, components = as_reward(f"{hook}'s reward", reward)
         role_rewards, role_components = (
-            (None, None) if info.get("rewards") is None else as_role_rewards(info["rewards"])
+            (None, None) if info.get("rewards") is None else as_role_rewards(info["rewards"], hook)
         )
         step = Step(
             number,
-            as_bool("_step_episode's done", done),
-            as_bool("_step_episode's info['invalid']", info.get("invalid")),
+            as_bool("done", done, hook),
+            as_bool("info['invalid']", info.get("invalid"), hook),
             role_rewards,
-            as_bool("_step_episode's info['truncated']", info.get("truncated")),
+            as_bool("info['truncated']", info.get("truncated"), hook),
             components,
             role_components,
         )
-        for key, check in INFO_KEYS.items():
-            if info.get(key) is not None:
-                check(f"_step_episode's info[{key!r}]", info[key])
+        check_info(hook, info)
         # done=True with a state whose "done" is still False is fine: {**state, ...} copies the old False.
-        if as_bool("_step_episode's state['done']", next_state.get("done")) and not step.done:
-            sentence = "_step_episode returned done=False with a state whose 'done' is True: they must agree"
+        if as_bool("state['done']", next_state.get("done"), hook) and not step.done:
+            sentence = f"{hook} returned done=False with a state whose 'done' is True: they must agree"
             raise EnvError(sentence)  # noqa: TRY301
         next_state["done"] = step.done
     except BaseException as error:
-        raise failure_of_value("_step_episode", error) from error
+        raise failure_of_value(hook, error) from error
     return next_state, step, info
 
 
@@ -294,7 +295,7 @@ def as_number(name: str, value: Any) -> float:
     if type(value) is float and abs(value) <= _LARGEST:
         return value
     try:
-        number = math.nan if isinstance(value, str) else float(value)
+        number = math.nan if isinstance(value, _TEXT) else float(value)
     except BaseException as error:  # the conversion runs user code
         if is_interruption(error):
             raise
@@ -329,13 +330,42 @@ def as_reward(name: str, value: Any) -> tuple[float, dict[str, float] | None]:
     return total if abs(total) <= _LARGEST else as_number(f"the sum of {name}", total), components or None
 
 
-def as_role_rewards(rewards: Any) -> tuple[dict[Hashable, float], dict[Hashable, dict[str, float]] | None]:
+def checked_reward(hook: str, reward: Any) -> GivenReward:
+    """Return the reward that a hook returned in the library's types, or raise :class:`EnvError`."""
+    number, components = as_reward(f"{hook}'s reward", reward)
+    return number if components is None else components
+
+
+def as_grade(hook: str, returned: Any) -> tuple[GivenReward, dict[str, Any]]:
+    """Return the reward and the ``info`` of a grade, a reward or a tuple of both; raise :class:`EnvError` otherwise."""
+    graded = cast("tuple[Any, ...]", returned if isinstance(returned, tuple) else (returned, {}))
+    if len(graded) != 2:
+        raise EnvError(f"{hook} must return a reward, or a tuple of a reward and an info, got {shown(graded)}")
+    reward, info = graded
+    check_info(hook, info)
+    return checked_reward(hook, reward), info
+
+
+def as_answer(hook: str, returned: Any) -> tuple[GivenReward, bool, dict[str, Any]]:
+    """Check what a hook returned as the reward, ``done`` and ``info`` of an answer."""
+    if not isinstance(returned, tuple) or len(cast("tuple[Any, ...]", returned)) != 3:
+        raise EnvError(f"{hook} must return (reward, done, info), got {shown(cast('object', returned))}")
+    given, done, info = cast("tuple[Any, Any, Any]", returned)
+    check_order(hook, given, done)
+    reward, info = as_grade(hook, (given, info))
+    return reward, as_bool("done", done, hook), info
+
+
+def as_role_rewards(
+    rewards: Any, hook: str = "_step_episode"
+) -> tuple[dict[Hashable, float], dict[Hashable, dict[str, float]] | None]:
     """Return the reward of each role, and the numbers by name of those that are mappings, or raise :class:`EnvError`.
 
     Args:
         rewards: ``info["rewards"]``.
+        hook: Name of the hook that returned it.
     """
-    name = "_step_episode's info['rewards']"
+    name = f"{hook}'s info['rewards']"
     if not isinstance(rewards, Mapping):
         raise EnvError(f"{name} must be a dict of one reward per role, got {shown(rewards)}")
     by_role = cast("Mapping[Hashable, Any]", rewards)
@@ -378,22 +408,29 @@ def without_rewards(step: Step) -> Step:
     )
 
 
-def as_bool(name: str, value: Any) -> bool:
-    """Return a value as True or False (None is False), or raise :class:`EnvError` with its name."""
+def as_bool(name: str, value: Any, hook: str = "") -> bool:
+    """Return a bool, or a value that equals 0 or 1, as a bool (None is False); raise :class:`EnvError` otherwise."""
     if value is None or type(value) is bool:
         return value is True
     try:
-        return _bool(value)
-    except BaseException as error:
+        is_one = bool(value == 1)
+        if is_one or bool(value == 0):
+            return is_one
+    except BaseException as error:  # the comparison runs user code
         if is_interruption(error):
             raise
-        raise EnvError(f"{name} must be True or False, got {shown(value)}") from error
+    named = f"{hook}'s {name}" if hook else name
+    raise EnvError(f"{named} must be True or False, got {shown(value)}")
 
 
-def _bool(value: Any) -> bool:
-    if isinstance(value, str) or value != value:  # noqa: PLR0124  # bool("no") and bool(NaN) are True
-        raise ValueError
-    return bool(value)
+def check_order(hook: str, reward: Any, done: Any) -> None:
+    """Reject a bool as the reward beside another number as ``done``, which are swapped."""
+    if _is_bool(reward) and not (done is None or _is_bool(done)):
+        raise EnvError(f"{hook} returned the reward {shown(reward)} and done={shown(done)}: the reward comes first")
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in {"bool", "torch.bool"}
 
 
 #: Keys of ``info`` from which metrics are computed, each with the check of its value.
@@ -402,3 +439,12 @@ INFO_KEYS: dict[str, Callable[[str, Any], object]] = {
     "random_reward": as_number,
     "optimal_reward": as_number,
 }
+
+
+def check_info(hook: str, info: Any) -> None:
+    """Check an ``info`` and the values from which metrics are computed, or raise :class:`EnvError` with the hook."""
+    if not isinstance(info, dict):
+        raise EnvError(f"{hook} must return a dict as info, got {shown(info)}")
+    for key, check in INFO_KEYS.items():
+        if (value := cast("dict[Any, Any]", info).get(key)) is not None:
+            check(f"{hook}'s info[{key!r}]", value)

@@ -10,7 +10,7 @@ from typing import Any
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
 from agentsgym.envs.conversation import DEFAULT_PROMPT, SUMMARIZE
 from agentsgym.envs.opponents import is_player_name
-from agentsgym.envs.state_scores import CREDITS
+from agentsgym.envs.state_scores import CREDITS, DISCOUNT
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, is_strings, one_of, or_none
 from agentsgym.texts import shown
@@ -36,6 +36,7 @@ COMMON_FIELDS: dict[str, Field] = {
     "turn_credit": choice_field(*TURN_CREDITS),
     "token_credit": choice_field(*TOKEN_CREDITS),
     "state_scores": choice_field(*CREDITS),
+    "score_discount": DISCOUNT,
     "keep_history": Field(default=False, expected="True or False", valid=is_bool),
     "chat_template_kwargs": Field(
         default={},

@@ -248,16 +248,17 @@ class Exchange:
     def step(self, state: State, action: Action) -> Step:
         """Pass the action to the environment, and keep its next state and ``info``."""
         env = self.env
-        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
+        name = "_step_action" if env.overrides_step_action else "_step_episode"
+        hook: Callable[..., Any] = getattr(env, name)
         try:  # like call_environment, inlined for a shorter traceback
             answer = awaited(hook(self.session_id, state, action if env.overrides_step_action else action.text))
         except BaseException as error:
             raise failure_of_hook(hook, error) from error
-        next_state, step, info = as_step(answer)
+        next_state, step, info = as_step(answer, name)
         try:
             check_info_keys(type(self.env), info)
         except BaseException as error:
-            raise failure_of_value("_step_episode", error) from error
+            raise failure_of_value(name, error) from error
         self.env.active_states[self.session_id] = next_state
         if self._views is not None:
             self._views.act(action.text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentsgym.agents.base import Agent
 from agentsgym.errors import AgentError, ConfigError, EnvError, TaskError
 from agentsgym.texts import shown
-from agentsgym.types import Action, FinishReason, ToolCall, Trajectory, TurnRequest
+from agentsgym.types import Action, FinishReason, StopReason, ToolCall, Trajectory, TurnRequest
 
 if TYPE_CHECKING:
     from agentsgym.tokens.chat_format import ChatFormat
@@ -88,9 +88,12 @@ class _Branching(Agent):
         is_judged = bool(getattr(self._env, "judges", ()))
         reason = self._difference or _difference(self._trajectory, fork, self._turn, is_judged=is_judged)
         if reason is not None:
+            is_cut = self._trajectory.stop_reason is StopReason.MAX_TOKENS
+            limits = "a limit of tokens ended it, which must be passed again (max_turn_tokens, max_completion_length)"
+            remedy = limits if is_cut else "draw random numbers from self.rng(session_id), and see agentsgym check"
             raise EnvError(
                 f"{type(self._env).__name__} does not replay a recorded rollout, so it cannot be forked: {reason}; "
-                "draw random numbers from self.rng(session_id), and see agentsgym check"
+                f"{remedy}"
             )
         origin = {"rollout": self._trajectory.rollout_index, "turn": self._turn}
         return replace(fork, info={**fork.info, "fork": origin})

@@ -28,7 +28,7 @@ def random_player(env: MultistepEnv, seed: int = 0) -> Any:
 
     Without one, return an :class:`~agentsgym.agents.exploring.ExploringAgent`, which repeats words of the prompts.
     """
-    player = _own_player(env, "random", seed)
+    player = own_player(env, "random", seed)
     return ExploringAgent(seed=seed) if player is None else player
 
 
@@ -60,7 +60,7 @@ def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | Non
     return own or (imported(name)(env) if name else None)
 
 
-def _own_player(env: MultistepEnv, kind: str, seed: int) -> Any:
+def own_player(env: MultistepEnv, kind: str, seed: int) -> Any:
     """Create a player that the class defines or its spec names; None if there is none of this kind."""
     own: Callable[[int], Any] | None = getattr(env, f"{kind}_player", None)
     if own is not None:
@@ -70,7 +70,7 @@ def _own_player(env: MultistepEnv, kind: str, seed: int) -> Any:
 
 
 def _required_player(env: MultistepEnv, kind: str, seed: int, title: str) -> Any:
-    player = _own_player(env, kind, seed)
+    player = own_player(env, kind, seed)
     if player is not None:
         return player
     known = [PACKAGED[name].rpartition(".")[2] for name, spec in packaged_specs().items() if getattr(spec, kind)]

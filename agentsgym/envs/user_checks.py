@@ -15,7 +15,7 @@ from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.dataset_rows import TaskData, check_task_keys
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.errors import AgentsGymError, ConfigError, TaskError, misspelled
-from agentsgym.fields import Field
+from agentsgym.fields import Field, is_dict, require
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Message, Trajectory
@@ -80,6 +80,8 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
         raise ConfigError(f"{name}.task_fields {wanted}; got {shown(env_class.task_fields)}")
     if not isinstance(env_class.spec, EnvSpec):
         raise ConfigError(f"{name}.spec must be an EnvSpec, got {shown(env_class.spec)}")
+    defaults: Any = env_class.default_config
+    require(f"{name}.default_config", defaults, is_dict, "a dict of keys of env_config")
     fields: Any = env_class.config_fields
     if not isinstance(fields, Mapping):
         raise ConfigError(f"{name}.config_fields must be a dict of Fields, got {shown(fields)}")

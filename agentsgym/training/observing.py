@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from transformers import TrainerCallback
 
 from agentsgym._lazy import deferred
+from agentsgym.fields import Check, are_numbers, has_str_keys, require
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,13 @@ def build_observers(args: GRPOEnvConfig, environments: Environments, estimator: 
     if args.rollout_folder is not None:
         observers.append(_store_rollouts(args.rollout_folder, args, environments, estimator))
     return observers
+
+
+def checked_metrics(observer: BatchObserver) -> Mapping[str, float]:
+    """Return the metrics of an observer; raise :class:`ConfigError` if they cannot be logged."""
+    valid: Check = lambda given: has_str_keys(given) and are_numbers([*given.values()])  # noqa: E731
+    require(f"{type(observer).__name__}.metrics", observer.metrics, valid, "a dict of numbers by name")
+    return observer.metrics
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ from agentsgym.training.objectives.demonstrations import DemonstrationLoss
 from agentsgym.training.objectives.distillation import TeacherAdvantages
 from agentsgym.training.objectives.observations import ObservationLoss
 from agentsgym.training.objectives.value_head import ValueLoss, ValueModel
-from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, flushing
+from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, checked_metrics, flushing
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
@@ -463,7 +463,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             metrics |= dependence_on_ranks(exchanges, score, self._pad_token_id, trl.device)
         if is_training:
             self._diagnostics.collapse.add(metrics, entropy)
-            metrics |= {name: value for one in self.observers for name, value in one.metrics.items()}
+            metrics |= {name: value for one in self.observers for name, value in checked_metrics(one).items()}
         trl.record_metrics(metrics, is_training=is_training)
         shown = list(map(CompletionRow.of, batch.trajectories, advantages.advantages))
         trl.record_completions(gather_to_main(shown) if self.args.log_completions else shown)

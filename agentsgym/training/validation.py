@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentsgym.credit.objectives import check_objectives
 from agentsgym.credit.traits import reads_token_rewards
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.state_scores import check_discount
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, is_positive_number, one_of, require
 from agentsgym.texts import shown
@@ -141,6 +142,8 @@ def check_environment(env: MultistepEnv, args: Any, unread: set[str]) -> None:
             f"rollout to be a single row of tokens: use layout='turn'{other}"
         )
     traits = _traits(args)
+    if env.overrides_score_state:
+        check_discount(config, args.discount if traits is None or "discount" in traits.uses else 1.0)
     if config["turn_credit"] == "repeat_final" and traits is not None and "turn_rewards" in traits.uses:
         raise ConfigError(
             "env_config['turn_credit']='repeat_final' gives every turn the final reward, which "

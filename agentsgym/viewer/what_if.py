@@ -16,6 +16,7 @@ from agentsgym.credit.rewards import TURN_CREDITS, per_token_rewards
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.credit.traits import reads_token_rewards
+from agentsgym.envs.state_scores import check_discount
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import check_choice, check_number
 from agentsgym.store.values import to_json
@@ -173,6 +174,9 @@ class WhatIf:
         assigner = AdvantageAssigner(cast("CreditArgs", request.settings))  # frozen, and not modified
         rollouts = [self._scored(place, request) for place in range(len(self.records))]
         check_parents(rollouts, assigner.estimator)
+        traits = assigner.estimator.traits
+        for config in [one.env_config or {} for one in self.records]:
+            check_discount(config, request.settings.discount if traits is None or "discount" in traits.uses else 1.0)
         found = assigner.estimate(rollouts, is_training=self.is_training)
         is_per_token = reads_token_rewards(assigner.estimator.traits)
         estimates: list[list[Any]] = []

@@ -17,7 +17,7 @@ from scored_batches import QUARTERS, Batch, assert_close, batches, discounts, ro
 from tabular import Play, at_turns, expected, fit, game, largest
 
 from agentsgym import ConfigError, ScoredRollout, StopReason, Trajectory, Turn
-from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts
+from agentsgym.credit.assignment import PENALTY, AdvantageAssigner, filter_rollouts
 from agentsgym.credit.components import amounts_of, by_name, sum_components
 from agentsgym.credit.objectives import add_component, component, weighted
 from agentsgym.credit.registry import ESTIMATORS
@@ -376,16 +376,30 @@ def test_averages_are_kept_per_component() -> None:
 
 def test_a_penalty_is_a_component_of_its_own() -> None:
     cut = replace(rollout([1.0, 2.0]), truncated=True)
-    found = add_component(cut, "truncation_penalty", -0.5)
+    found = add_component(cut, PENALTY, -0.5)
     assert (found.turn_rewards, found.final_reward) == ([1.0, 1.5], 2.5)
     assert {name: list(one.turn_rewards) for name, one in found.components.items()} == {
         "reward": [1.0, 2.0],
-        "truncation_penalty": [0.0, -0.5],
+        PENALTY: [0.0, -0.5],
     }
     args = CreditSettings(truncation="penalize", truncation_penalty=0.5, multi_objective_aggregation=SEPARATE)
     [kept], _ = filter_rollouts([cut], args)
     assert kept == found
-    assert list(component(kept, "truncation_penalty").turn_rewards) == [0.0, -0.5]
+    assert list(component(kept, PENALTY).turn_rewards) == [0.0, -0.5]
+
+
+def test_a_reward_may_have_the_name_of_the_penalty() -> None:
+    one, other = (split(rollout([0.0]), [([amount], amount)], "a") for amount in (5.0, 0.0))
+    cut, whole = (replace(each, components={"truncation_penalty": each.components["a"]}) for each in (one, other))
+    args = CreditSettings(
+        truncation="penalize",
+        truncation_penalty=1.0,
+        multi_objective_aggregation=SEPARATE,
+        scale_rewards="none",
+        reward_weights={"truncation_penalty": 2.0},
+    )
+    found = AdvantageAssigner(args).estimate([replace(cut, truncated=True), whole], is_training=True)
+    assert found.entries == [[9.0], [-9.0]]  # 2 * 5 - 1, against 0
 
 
 def test_a_group_is_flat_only_if_every_component_is() -> None:

@@ -178,6 +178,42 @@ def test_a_tool_that_is_never_the_same_is_named_and_not_the_library() -> None:
     assert "hooks change" not in finding.text
 
 
+def test_a_tool_whose_every_call_raises_is_found_with_its_line() -> None:
+    def broken(word: str) -> str:
+        """Look it up.
+
+        Args:
+            word: The word.
+        """
+        return undefined  # type: ignore[name-defined]  # noqa: F821
+
+    report = found(ToolEnv(tools=[broken, add]), [{"question": "What is 3 + 4?"}])
+    [finding] = [one for one in report.findings if one.check == "tools"]
+    assert finding.severity == "warning"
+    assert "the tool 'broken' raised in all " in finding.text
+    assert finding.text.endswith("at last NameError: name 'undefined' is not defined")
+    assert finding.place == f"{broken.__code__.co_filename}:{broken.__code__.co_firstlineno}"
+
+
+def test_the_environments_own_players_play_too() -> None:
+    class Played(envs.Sound):
+        def reference_player(self, seed: int) -> Any:
+            return Calls("neither a number nor a call")
+
+        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+            if "neither" in action:
+                raise OSError("only a player finds this")
+            return super()._step_episode(session_id, state, action)
+
+    class Unmade(envs.Sound):
+        def imitation_player(self, seed: int) -> Any:
+            raise OSError("not made")
+
+    assert "only a player finds this" in found(Played).errors[0].text
+    assert not found(Played, agent=Calls("1")).errors
+    assert [one.text for one in found(Unmade).errors] == ["imitation_player raised OSError: not made"]
+
+
 @pytest.mark.parametrize("limit_s", [None, 5.0])
 def test_a_tool_that_draws_from_the_global_generator_is_named_with_its_line(limit_s: float | None) -> None:
     def roll() -> int:

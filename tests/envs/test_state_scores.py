@@ -8,8 +8,18 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentsgym import ConfigError, MultistepEnv, ScriptedAgent, StopReason, Trajectory, check_env
+from agentsgym import (
+    ConfigError,
+    EnvError,
+    GRPOEnvConfig,
+    MultistepEnv,
+    ScriptedAgent,
+    StopReason,
+    Trajectory,
+    check_env,
+)
 from agentsgym.testing import chat_tokenizer
+from agentsgym.training.validation import check_environment
 
 MOVES = ("1", "2", "no")
 
@@ -60,6 +70,49 @@ def test_what_scores_add_to_an_episode_depends_on_its_ends_alone(credit: str, ac
     last = 0.0 if credit == "potential" else scored.info["place"] ** 2 / 10
     assert scored.final_reward - plain.final_reward == pytest.approx(last - 0.1)
     assert sum(scored.turn_rewards) == pytest.approx(scored.final_reward)
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9, 0.5])
+def test_a_potential_adds_the_same_to_every_discounted_return(discount: float) -> None:
+    """All policies are enumerated, as sequences of actions: the same addition keeps every best one best."""
+    config = {"state_scores": "potential", "score_discount": discount}
+    cases: list[Any] = [(actions, {}, None) for actions in itertools.product(MOVES, repeat=4)]
+    cases += [
+        ((*actions, "1"), {"max_trajectory_tokens": 45}, chat_tokenizer()) for actions in (("1", "1"), ("1", "2"))
+    ]
+    ends: set[StopReason] = set()
+    for actions, more, tokenizer in cases:
+        plain = play(Walk(tokenizer, more), actions)
+        scored = play(ScoredWalk(tokenizer, config | more), actions)
+        returns = [sum(discount**k * reward for k, reward in enumerate(one.turn_rewards)) for one in (plain, scored)]
+        assert returns[1] - returns[0] == pytest.approx(-0.1)
+        ends.add(scored.stop_reason)
+    assert ends == {StopReason.DONE, StopReason.MAX_TURNS, StopReason.INVALID, StopReason.MAX_TOKENS}
+
+
+@pytest.mark.parametrize(("estimator", "wanted"), [("return_to_go", 0.9), ("grpo", 1.0)])
+def test_another_discount_than_that_of_the_scores_is_refused(estimator: str, wanted: float, tmp_path: Any) -> None:
+    args = GRPOEnvConfig(output_dir=str(tmp_path), use_cpu=True, advantage_estimator=estimator, discount=0.9)
+    for own in (1.0, 0.9, 0.5):
+        env = ScoredWalk(env_config={"state_scores": "potential", "score_discount": own})
+        if own == wanted:
+            check_environment(env, args, set())
+        else:
+            with pytest.raises(ConfigError, match=rf"'score_discount'\] = {own} must be .* which is {wanted}"):
+                check_environment(env, args, set())
+    check_environment(ScoredWalk(), args, set())
+    check_environment(Walk(env_config={"state_scores": "potential"}), args, set())
+
+
+def test_a_fork_of_a_rollout_that_was_cut_names_the_limit() -> None:
+    env = ScoredWalk(chat_tokenizer(), {"state_scores": "potential"})
+    agent = ScriptedAgent(["1"], repeat_last=True)
+    [cut] = env.rollout([{"seed": 0}], agent, max_completion_length=20)
+    assert cut.stop_reason is StopReason.MAX_TOKENS
+    with pytest.raises(EnvError, match="a limit of tokens ended it, which must be passed again"):
+        env.fork(cut, len(cut.turns), agent)
+    [fork] = env.fork(cut, len(cut.turns), agent, max_completion_length=20)
+    assert fork.turn_rewards == cut.turn_rewards
 
 
 def test_every_way_to_end_occurs_among_these_episodes() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tool_functions import Calls, Gate, add, call, divide, play, results
 from transformers import cache_utils
 
-from agentsgym import ConfigError, EnvError
+from agentsgym import ConfigError, EnvError, TaskError
 from agentsgym.envs.shared import timed as runner_module
 from agentsgym.envs.Tools import SessionTools, ToolEnv, ToolResult, parallel
 from agentsgym.types import Action, StopReason, ToolCall
@@ -87,7 +87,11 @@ def test_what_a_tool_raises_is_its_result_and_marks_the_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), GeneratorExit(), RecursionError(), BaseException("odd"), MemoryError()]
+    "error",
+    [
+        *(SystemExit(3), GeneratorExit(), RecursionError(), BaseException("odd"), MemoryError()),
+        *(StopIteration(), StopAsyncIteration()),
+    ],
 )
 def test_whatever_a_tool_raises_ends_no_run(error: BaseException) -> None:
     def fail() -> None:
@@ -97,6 +101,87 @@ def test_whatever_a_tool_raises_ends_no_run(error: BaseException) -> None:
         trajectory = play(env_of(tool("fail", fail), tool_timeout_s=limit_s), [call("fail")], "done")
         assert results(trajectory)[0].startswith("Error: ")
         assert trajectory.stop_reason is StopReason.DONE
+
+
+def test_the_first_traceback_of_each_tool_and_type_is_logged_and_all_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> str:
+        raise caught.pop()
+
+    caught: list[Exception] = [KeyError("b"), NameError("c"), NameError("b"), NameError("a")]
+    env = env_of(tool("broken", broken), tool("good", lambda: "fine"), divide)
+    moves = [*[[call("broken")]] * 4, [call("good"), call("divide", a=1)], "done"]
+    trajectory = play(env, *moves)
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" (")[0] for text in texts] == [
+        "the tool 'broken' raised NameError: a",
+        "the tool 'broken' raised KeyError: 'b'",
+    ]
+    assert all("raise caught.pop()" in text for text in texts)
+    assert (trajectory.metrics["num_raised_calls"], trajectory.metrics["num_failed_calls"]) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ({"reward": "1"}, "the tool odd's reward must be a finite number, got '1'"),
+        ({"reward": {"a": None}}, "the tool odd's reward['a'] must be a finite number, got None"),
+        ({"done": 0.5}, "the tool odd's done must be True or False, got 0.5"),
+        ({"success": 0.2}, "must be True or False, got 0.2"),
+        ({"failed": "no"}, "must be True or False, got 'no'"),
+    ],
+)
+def test_a_result_of_the_wrong_type_fails_its_episode_with_the_tool_named(flag: Any, sentence: str) -> None:
+    def odd() -> ToolResult:
+        return ToolResult(content="fine", **flag)
+
+    trajectory = play(env_of(tool("odd", odd)), [call("odd")], "done")
+    assert trajectory.failed
+    assert sentence in (trajectory.error or "")
+
+
+def test_an_async_generator_is_no_tool() -> None:
+    async def stream() -> Any:
+        """Stream."""
+        yield 1
+
+    class Streams:
+        async def stream(self) -> Any:
+            """Stream."""
+            yield 1
+
+    for tools in (stream, SessionTools(Streams)):
+        with pytest.raises(ConfigError, match="'stream' is an async generator: return the result"):
+            ToolEnv(tools=tools)
+
+
+class Needs:
+    """A class whose constructor names keys of the task."""
+
+    def __init__(self, stock: dict[str, int], note: str, rng: random.Random, limit: int = 3, *, other: int = 7) -> None:
+        self.seen = [stock, limit, other, rng.randint(1, 9)]
+
+    def look(self) -> list[Any]:
+        """Look."""
+        return self.seen
+
+
+class Bare:
+    """A class without a constructor."""
+
+    def look(self) -> str:
+        """Look."""
+        return "bare"
+
+
+def test_a_constructor_gets_the_keys_of_the_task_that_it_names() -> None:
+    env = ToolEnv(tools=SessionTools(Needs))
+    [seen] = results(play(env, [call("look")], "done", stock={"eggs": 2}, note="", other=1, seed=5))
+    assert seen.startswith('[{"eggs": 2}, 3, 1, ')
+    assert results(play(ToolEnv(tools=SessionTools(Bare)), [call("look")], "done")) == ["bare"]
+    with pytest.raises(TaskError, match=r"constructor of Needs requires 'stock'.* the task has \['question'\]"):
+        env.rollout([{"question": "?"}], Calls("7"))
 
 
 def test_a_tool_may_fail_its_episode_by_an_env_error() -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import random
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,9 +98,8 @@ def test_text_that_holds_calls_is_read_and_agents_are_notified_of_the_tools() ->
     [trajectory] = ToolEnv(tools=add).rollout([{"question": "3 + 4?", "answer": 7}], agent)
     assert results(trajectory) == ["7"]
     assert [schema["function"]["name"] for schema in agent.tools] == ["add"]
-    state = {"task": {}, "pending": None, "num_calls": 0, "num_failed_calls": 0, "num_unreadable_calls": 0}
     env = ToolEnv(tools=add)
-    env.start_session("s", {"question": "?"}, 0)
+    state = env.start_session("s", {"question": "?"}, 0)
     next_state, _, done, _ = env._step_episode("s", state, agent.moves[0])
     assert (next_state["pending"][0]["content"], done) == ("7", False)
 
@@ -315,6 +315,57 @@ def test_tasks_come_from_any_table(tmp_path: Path) -> None:
     assert dataset[0]["env_class_path"] == PATH
 
 
+class Planned(ToolEnv):
+    """A class that declares a key of its tasks."""
+
+    task_fields = ("plan",)
+
+    def _tools(self) -> list[Any]:
+        return [add]
+
+
+@pytest.mark.parametrize("rows", [list, Dataset.from_list])
+@pytest.mark.parametrize(
+    ("env_class", "kept", "left_out"),
+    [(ToolEnv, {"question", "answer", "plan", "note"}, ""), (Planned, {"question", "answer", "plan"}, "'note'")],
+)
+def test_without_columns_the_declared_ones_reach_the_task_and_the_others_are_logged(
+    rows: Any, env_class: Any, kept: set[str], left_out: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = rows([{"answer": n, "question": f"{n}?", "plan": "pro", "note": None} for n in range(3)])
+    dataset = env_class.get_train_dataset({}, data=table, split="all")
+    assert all(row["task_data"].keys() == kept | {"seed"} for row in dataset)
+    assert {row["task_data"]["plan"] for row in dataset} == {"pro"}
+    assert [record.getMessage() for record in caplog.records] == (
+        [f"the columns {left_out} are left out: they are not in task_fields"] if left_out else []
+    )
+
+
+def test_answers_are_optional(caplog: pytest.LogCaptureFixture) -> None:
+    [row] = ToolEnv.get_train_dataset({}, data=[{"question": "?"}], split="all")
+    assert row["task_data"].keys() == {"question", "seed"}
+    assert "no column 'answer', so answers are not compared" in caplog.text
+    [one] = ToolEnv(tools=add).rollout([row["task_data"]], Calls("7"))
+    assert (one.success, one.failed) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("x.csv", "question,answer\n1?,1\n", "'path': 'csv'"),
+        ("x.json", '[{"question": "?"}]', "'path': 'json'"),
+        ("x.json", '[\n{"question": "?"}]', "'path': 'json'"),
+        ("x.jsonl", "question", "must be a JSON object: Expecting value: line 1 column 1 (char 0)$"),
+    ],
+)
+def test_a_table_in_another_format_is_refused_with_the_way_to_load_it(
+    tmp_path: Path, name: str, text: str, hint: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(hint).replace(re.escape("$"), "$")):
+        ToolEnv.get_train_dataset({}, data=str(tmp_path / name))
+
+
 def test_training_and_evaluation_share_no_question_and_no_seed() -> None:
     rows = [{"question": f"{n} + {n % 7}?", "answer": n + n % 7} for n in range(20)] * 2
     train, other = (make_rows({}, data=rows) for make_rows in (ToolEnv.get_train_dataset, ToolEnv.get_eval_dataset))
@@ -330,8 +381,7 @@ def test_training_and_evaluation_share_no_question_and_no_seed() -> None:
         (None, None, "has no built-in tasks: pass data="),
         ([{"prompt": "?"}], None, r"data\[0\] has no column 'question'"),
         (Dataset.from_list([{"questions": "?", "answer": 1}]), None, "did you mean 'questions'"),
-        ([{"question": "?"}], None, r"data\[0\] has no column 'answer'"),
-        ([{"question": "?", "answer": 1}, {"question": "?"}], None, r"data\[1\] has no column 'answer'"),
+        ([{"question": "?"}], {"question": "question", "answer": "answer"}, r"data\[0\] has no column 'answer'"),
         (
             DatasetDict(train=Dataset.from_list([{"question": "?"}])),
             None,

@@ -21,6 +21,7 @@ from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.roles import split_roles
 from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
+from agentsgym.training.observing import BatchObserver
 
 
 def unsure(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[float]]:
@@ -105,6 +106,29 @@ def test_numbers_that_are_none_are_named(estimator: Any, given: str, tmp_path: P
     scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
     with pytest.raises(ConfigError, match=rf"'{estimator.__name__}' must return one finite number.*rollout 0.*{given}"):
         assigner.turn_advantages(scored, is_training=True)
+
+
+class Wordy(BatchObserver):
+    """A callback whose metrics cannot be logged."""
+
+    metrics = {"mood": "good"}  # type: ignore[assignment]  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"advantage_estimator": silent}, {}, "'silent' must return one list of numbers"),
+        ({}, {"callbacks": [Wordy()]}, r"Wordy.metrics must be a dict of numbers by name, got \{'mood': 'good'\}"),
+    ],
+)
+def test_what_a_batch_was_given_stops_the_step_before_a_weight_changes(
+    changes: Any, options: Any, sentence: str, tmp_path: Path
+) -> None:
+    trainer = trainer_of(tmp_path, max_steps=1, max_failed_fraction=1.0, **changes, **options)
+    before = [weight.detach().clone() for weight in trainer.model.parameters()]
+    with pytest.raises(ConfigError, match=sentence):
+        trainer.train()
+    assert all(map(torch.equal, before, trainer.model.parameters()))
 
 
 REMEMBERING: list[dict[str, Any]] = [

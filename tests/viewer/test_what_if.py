@@ -94,6 +94,14 @@ def test_a_record_keeps_the_fields_that_it_has_always_had(
     assert CreditSettings.from_dict(written).estimator() == args.estimator()
 
 
+def test_another_discount_than_that_of_a_potential_is_refused(tmp_path: Path) -> None:
+    answers = answers_of(trained(tmp_path, advantage_estimator="grpo", env_config={"state_scores": "potential"}))
+    key, requested = next(iter(answers.index.groups)), {"estimator": "return_to_go", "scale": "none"}
+    answers.what_if(key, requested)
+    with pytest.raises(ConfigError, match=r"'score_discount'\] = 1.0 must be .* which is 0.5"):
+        answers.what_if(key, {**requested, "discount": "0.5"})
+
+
 def test_rollouts_that_failed_are_left_out_as_in_training(tmp_path: Path) -> None:
     dataset = tasks(8, fears="six")
     store = trained(tmp_path, dataset=dataset, max_failed_fraction=1.0, advantage_estimator="grpo")

@@ -28,6 +28,7 @@ from agentsgym.agents.policy.model import (
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.errors import AgentError, ConfigError
+from agentsgym.fields import Check, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
@@ -98,6 +99,10 @@ class PolicyAgent(Agent, TrainedPolicy):
             TemplateError: The chat template does not allow exact tokens.
         """
         check_is_model(model, f"{type(self).__name__}(model, tokenizer)")
+        is_valid: Check = lambda value: isinstance(value, SamplingParams)  # noqa: E731
+        require(
+            f"{type(self).__name__}(sampling)", sampling, or_none(is_valid), "SamplingParams(temperature=…) or None"
+        )
         if model.config.is_encoder_decoder:
             raise ConfigError(f"PolicyAgent requires a decoder-only model, got {type(model).__name__}")
         self.model, self.tokenizer = model, tokenizer

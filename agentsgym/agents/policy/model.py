@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def check_is_model(model: Any, call: str) -> None:
     """Check that an argument is a model; ``call`` is the correct call, as in ``"PolicyAgent(model, tokenizer)"``."""
-    if not hasattr(model, "config"):
-        given = shown(model) if isinstance(model, str) else f"a {type(model).__name__}"
+    if isinstance(model, type) or not hasattr(model, "config"):
+        given = shown(model) if isinstance(model, str | type) else f"a {type(model).__name__}"
         raise ConfigError(
             f"the first argument must be a model, such as AutoModelForCausalLM.from_pretrained returns: call {call}; "
             f"got {given}"

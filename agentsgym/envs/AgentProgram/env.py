@@ -8,9 +8,8 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import Reply
 from agentsgym.envs.AgentProgram.exchange import CallExchange
@@ -184,12 +183,8 @@ class AgentProgramEnv(MultistepEnv):
         state["next"] = await state["session"].next_call()
         return state["next"] is None
 
-    async def _graded(self, task_data: dict[str, Any], outcome: ProgramOutcome) -> tuple[GivenReward, dict[str, Any]]:
-        """Grade the outcome: the reward that the last turn receives, and what the grade adds to ``info``."""
+    async def _graded(self, task_data: dict[str, Any], outcome: ProgramOutcome) -> tuple[str, Any]:
+        """Grade the outcome: the name of what graded it, and the grade, which is not checked yet."""
         given: Any = (self._grade_given or self._grade)(task_data, outcome)
-        if inspect.isawaitable(given):
-            given = await given
-        if isinstance(given, tuple):
-            given, info = cast("Any", given)
-            return given, info
-        return given, {}
+        is_own = self._grade_given is not None or type(self)._grade is not AgentProgramEnv._grade
+        return "the grade" if is_own else "the program", await given if inspect.isawaitable(given) else given

@@ -21,7 +21,7 @@ from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.programs import ProgramOutcome
 from agentsgym.envs.AgentProgram.session import ProgramCall
-from agentsgym.envs.boundary import Step, as_reward, call_environment
+from agentsgym.envs.boundary import Step, as_grade, as_reward, call_environment
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Conversation
 from agentsgym.envs.exchange import Exchange
@@ -156,7 +156,7 @@ class ProgramEnv(PlayableEnv, Protocol):
 
     def _graded(
         self, task_data: dict[str, Any], outcome: ProgramOutcome, /
-    ) -> Coroutine[Any, Any, tuple[GivenReward, dict[str, Any]]]: ...
+    ) -> Coroutine[Any, Any, tuple[str, Any]]: ...
 
 
 class CallExchange(Exchange):
@@ -312,7 +312,7 @@ class CallExchange(Exchange):
     def reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
-        reward, info = call_environment(self._programs._graded, self.task_data, self._outcome(state))
+        reward, info = as_grade(*call_environment(self._programs._graded, self.task_data, self._outcome(state)))
         conversation.info = {**self._counts(state), **info}
         by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [reward]}
         for call_id, reward in state["session"].rewards:

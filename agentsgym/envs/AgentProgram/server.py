@@ -15,12 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError
 from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, answer_message
-from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session
+from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session, received_reward
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_number
 from agentsgym.texts import sentence_of
 
 if TYPE_CHECKING:
@@ -154,11 +154,8 @@ class PolicyEndpoint:
         body = await _body(request)
         if not body.keys() <= {"reward", "call", "final"} or not body:
             raise CallError('a reward must be {"reward": number or object, "call": id, "final": true}, each optional')
-        call_id = body.get("call")
-        if not isinstance(call_id, str | None):
-            raise CallError("call must be the id of a call", param="call")
         if "reward" in body:
-            session.add_reward(_number_or_named(body["reward"], "reward"), call_id)
+            session.add_reward(body["reward"], body.get("call"))
         if body.get("final") is True:
             session.finish_rewards()
         return _json({"object": "reward"})
@@ -166,7 +163,7 @@ class PolicyEndpoint:
     async def _call(self, request: Request, session: Session, dialect: Dialect) -> Response:
         call = dialect.parse(await _body(request), session.conversations.get)
         reward, rewarded = request.headers.get(REWARD_HEADER), session.latest
-        number = None if reward is None else _number_in_header(reward)
+        number = None if reward is None else _reward_in_header(reward)
         if number is not None and rewarded is None:
             raise CallError(NOTHING_TO_REWARD)
         leaving = asyncio.ensure_future(_until_disconnected(request))
@@ -227,24 +224,9 @@ async def _until_disconnected(request: Request) -> None:
         pass
 
 
-def _is_finite(value: Any) -> bool:
-    return is_number(-1e300)(value) and value <= 1e300
-
-
-def _number_or_named(value: Any, name: str) -> float | dict[str, float]:
-    """Check a reward: a number, or an object of numbers by name."""
-    if isinstance(value, dict):
-        named = cast("dict[str, Any]", value)
-        if named and all(name and _is_finite(one) for name, one in named.items()):
-            return {key: float(one) for key, one in named.items()}
-    elif _is_finite(value):
-        return float(value)
-    raise CallError(f"{name} must be a finite number, or an object of finite numbers by name", param=name)
-
-
-def _number_in_header(value: str) -> float | dict[str, float]:
+def _reward_in_header(value: str) -> GivenReward:
     try:
-        return _number_or_named(json.loads(value), REWARD_HEADER)
+        return received_reward(json.loads(value), f"the header {REWARD_HEADER}")
     except (ValueError, RecursionError) as error:
         raise CallError(f"the header {REWARD_HEADER} must be a number or a JSON object of numbers") from error
 

@@ -19,7 +19,9 @@ from typing import Any
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
+from agentsgym.envs.boundary import checked_reward
 from agentsgym.errors import EnvError
+from agentsgym.texts import shown
 from agentsgym.types import Message
 
 GONE = "the client closed the connection"  # nobody receives this error
@@ -33,6 +35,14 @@ def plain_id(call_id: str) -> str:
     ('0b1c', '0b1c', '0b1c')
     """
     return call_id.rpartition("-")[2].rpartition("_")[2]
+
+
+def received_reward(value: Any, name: str = "the program") -> GivenReward:
+    """Return a reward, a number or a dict of numbers by name; raise :class:`CallError` for anything else."""
+    try:
+        return checked_reward(name, value)
+    except EnvError as error:
+        raise CallError(str(error), param="reward") from error
 
 
 class ProgramCall:
@@ -158,8 +168,12 @@ class Session:
         """Add a reward of a call; None for the call that was answered last.
 
         Raises:
-            CallError: No call was answered yet, or none with this id.
+            CallError: It is not a reward, no call was answered yet, or none with this id.
         """
+        if not isinstance(call_id, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            sentence = f"call must be the id of a call, a str, or None, got {shown(call_id)}: the reward comes first"
+            raise CallError(sentence, param="call")
+        reward = received_reward(reward)
         if not self._answered:
             raise CallError(NOTHING_TO_REWARD)
         known = self._answered[-1] if call_id is None else plain_id(call_id)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
+from agentsgym.envs.boundary import as_bool, checked_reward
 from agentsgym.envs.shared.timed import CallTimeoutError
 from agentsgym.envs.tool_schemas import check_call
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text, cut, failed_result, result_of_exception
+from agentsgym.envs.Tools.sources import BusyError
 from agentsgym.errors import EnvError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
@@ -32,6 +34,7 @@ class Plan:
         submitted_by: The index of the call of the submit tool; None if it was not called.
         is_spent: Whether a call exceeded the episode's limit of calls, which ends the episode.
         made: The indices of the calls that were made.
+        num_raised: The number of calls in which the tool raised an exception.
     """
 
     calls: list[ToolCall]
@@ -42,6 +45,7 @@ class Plan:
     submitted_by: int | None = None
     is_spent: bool = False
     made: list[int] = field(default_factory=list[int])
+    num_raised: int = 0
 
     @property
     def num_failed(self) -> int:
@@ -176,16 +180,17 @@ def make_calls(
                 limit_s = limits_s[place]
                 left_s = None if limit_s is None else max(0.0, start + limit_s - time.monotonic())
                 work = partial(process.runner.finish, jobs[place], left_s)
-            result = _result_of(work, plan.calls[index].name, config)
-            plan.results[index] = result
+            plan.results[index] = result = _result_of(work, plan.calls[index].name, config, plan, process)
             is_over = is_over or result.done
         plan.made += batch
     if is_over:
         plan.end_before(waiting)
 
 
-def _result_of(work: Callable[[], Any], name: str, config: Mapping[str, Any]) -> ToolResult:
-    """Run or await a call, and return its result; an exception of the tool becomes a failed result."""
+def _result_of(
+    work: Callable[[], Any], name: str, config: Mapping[str, Any], plan: Plan, process: Process
+) -> ToolResult:
+    """Run or await a call, and return its checked result; an exception of the tool becomes a failed result."""
     max_length = config["max_result_length"]
     try:
         result = work()
@@ -196,8 +201,18 @@ def _result_of(work: Callable[[], Any], name: str, config: Mapping[str, Any]) ->
     except BaseException as error:  # tools are user code, and the agent may retry
         if is_interruption(error):
             raise
+        if not isinstance(error, BusyError):
+            plan.num_raised += 1
+            process.report(name, error)
         result = result_of_exception(error, max_length)
     if not isinstance(result, ToolResult):
         raise EnvError(f"_call_tool must return a ToolResult, got {shown(cast('object', result))}")
-    content = cut(as_text(result.content), max_length)
-    return result if content is result.content else replace(result, content=content)
+    tool, success = f"the tool {name}", result.success
+    return replace(
+        result,
+        content=cut(as_text(result.content), max_length),
+        reward=checked_reward(tool, result.reward),
+        done=as_bool("done", result.done, tool),
+        failed=as_bool("failed", result.failed, tool),
+        success=None if success is None else as_bool("success", success, tool),
+    )

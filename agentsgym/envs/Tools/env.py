@@ -9,12 +9,14 @@
 from __future__ import annotations
 
 import os
+import random
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.boundary import as_answer, checked_reward
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import check_tool_use
 from agentsgym.envs.tool_schemas import schemas_of
@@ -47,7 +49,7 @@ Answered = tuple[GivenReward, bool, dict[str, Any]]
 """The reward, whether the episode is over, and info."""
 CUT_OFF = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _CONTINUE = "That is not the end of the task. Call a tool or answer."
-_COUNTS = ("num_calls", "num_failed_calls", "num_unreadable_calls")
+_COUNTS = ("num_calls", "num_failed_calls", "num_unreadable_calls", "num_raised_calls")
 
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
@@ -84,8 +86,8 @@ class ToolEnv(MultistepEnv):
 
     An episode ends with an answer without a call, with the submit tool, with a call or an answer whose result ends it,
     or with an exhausted budget. ``info`` contains counts over the episode so far: ``num_calls`` (made),
-    ``num_failed_calls`` (made and failed, or not made) and ``num_unreadable_calls``; ``tool_failed`` is whether a call
-    failed in this turn.
+    ``num_failed_calls`` (made and failed, or not made), ``num_unreadable_calls`` and ``num_raised_calls`` (in which the
+    tool raised an exception); ``tool_failed`` is whether a call failed in this turn.
 
     Keys of ``env_config`` in addition to the common ones:
 
@@ -173,7 +175,8 @@ class ToolEnv(MultistepEnv):
         ``info["success"]`` is whether the answer is right. If the episode continues, ``info["reply"]`` is the next
         observation.
         """
-        return awaited(self._reward_answer(state, text)), True, {"success": self._is_right(state, text)}
+        reward = checked_reward("_reward_answer", awaited(self._reward_answer(state, text)))
+        return reward, True, {"success": self._is_right(state, text)}
 
     def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> GivenReward | Awaitable[GivenReward]:
         """Return the reward for a call, in addition to its result's: ``call_reward`` or ``failed_call_reward``.
@@ -293,6 +296,9 @@ class ToolEnv(MultistepEnv):
         """
         _ = self.tool_schemas
         super().check_task(task_data, name)
+        for source in self._process.tools:
+            if isinstance(source, SessionTools):
+                source.arguments(task_data, random.Random(0))
 
     def close(self) -> None:
         """Close the servers and threads of this process; the environment may be used again."""
@@ -341,7 +347,9 @@ class ToolEnv(MultistepEnv):
         hook: Callable[[ToolCall], ToolResult] = lambda call: awaited(self._call_tool(session_id, state, call))  # noqa: E731
         make_calls(plan, hook, self._process, session_id, self.env_config, is_own=self._makes_calls())
         rewards: list[GivenReward] = [
-            add_rewards([result.reward, awaited(self._reward_call(state, call, result))])
+            add_rewards(
+                [result.reward, checked_reward("_reward_call", awaited(self._reward_call(state, call, result)))]
+            )
             for call, result in plan.calls_with_results()
         ]
         rewards.append(plan.num_unreadable * self.env_config["failed_call_reward"])
@@ -349,7 +357,7 @@ class ToolEnv(MultistepEnv):
         done, success = plan.is_done, plan.success
         info: dict[str, Any] = {}
         if plan.submitted is not None:
-            reward, _, info = awaited(self._answer(session_id, state, plan.submitted))
+            reward, _, info = as_answer("_answer", awaited(self._answer(session_id, state, plan.submitted)))
             rewards.append(reward)
             done, success = True, info.get("success")
         is_invalid = not plan.made and plan.submitted is None
@@ -370,10 +378,11 @@ class ToolEnv(MultistepEnv):
             "num_calls": state["num_calls"] + len(plan.made),
             "num_failed_calls": state["num_failed_calls"] + plan.num_failed,
             "num_unreadable_calls": state["num_unreadable_calls"] + plan.num_unreadable,
+            "num_raised_calls": state["num_raised_calls"] + plan.num_raised,
         }
 
     def _play_answer(self, session_id: str, state: State, text: str) -> Stepped:
-        reward, done, info = awaited(self._answer(session_id, state, text))
+        reward, done, info = as_answer("_answer", awaited(self._answer(session_id, state, text)))
         next_state = {**state, "pending": [{"role": "user", "content": str(info.get("reply", _CONTINUE))}]}
         return next_state, reward, done, {**self._counts(state), "tool_failed": False, **info}
 

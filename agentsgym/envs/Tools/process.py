@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -13,7 +14,10 @@ from agentsgym.envs.shared.timed import CallTimeoutError, Runner
 from agentsgym.envs.Tools.mcp_client import Connections
 from agentsgym.envs.Tools.sources import McpServer, Names, SessionTools, Source, Tool, is_named, is_parallel, make_tool
 from agentsgym.errors import ConfigError, EnvError
+from agentsgym.failures import failure_of
 from agentsgym.texts import sentence_of
+
+logger = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 _Closer = Callable[[], None]
@@ -45,6 +49,7 @@ class Process:
         self._functions: dict[str, Tool] | None = None  # set at the first session, after validation
         self._limit_s, self._parallel_names = limit_s, parallel_names
         self._connections = Connections()
+        self._reported: set[tuple[str, str]] = set()  # tools, each with the name of an exception's type
         self._sessions: dict[str, tuple[dict[str, Tool], list[_Closer]]] = {}  # tools, and functions that close them
 
     def schemas_of(self, server: McpServer) -> list[dict[str, Any]]:
@@ -101,6 +106,15 @@ class Process:
         """Whether a tool's calls may run concurrently: it is marked as parallel, or named in the configuration."""
         tool = self.tool_or_none(session_id, name)
         return is_named(name, self._parallel_names) if tool is None else tool.is_parallel
+
+    def report(self, name: str, error: BaseException) -> None:
+        """Log the first exception of each type that a tool raised, since only the agent reads the others."""
+        key = name, type(error).__name__
+        if key not in self._reported:
+            self._reported.add(key)
+            failure = failure_of(EnvError, f"the tool {name!r}", error)
+            text = "%s (the agent reads this as the result; only the first %s of a tool is logged)\n%s"
+            logger.warning(text, sentence_of(failure), key[1], failure.trace)
 
     def end(self, session_id: str) -> None:
         """Close a session's resources; all are closed even if one raises."""

@@ -15,7 +15,7 @@ from types import MethodType
 from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 
 from agentsgym.envs.shared.timed import CallTimeoutError
-from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import run_coroutine
 from agentsgym.fields import is_seconds, require
 from agentsgym.texts import shown
@@ -123,7 +123,7 @@ def is_named(name: str, names: Names) -> bool:
     return names == "all" or name in names
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SessionTools:
     """Stateful tools: the public methods of an object that is created for each episode.
 
@@ -134,7 +134,8 @@ class SessionTools:
     Attributes:
         tools_class: The class whose typed methods define the schemas.
         make: The function that creates the object from the task and the session's random generator; None to call
-            the class with both.
+            the class. Its constructor gets what its arguments name: keys of the task, ``task_data`` and ``rng``; if it
+            requires two arguments with other names, the task and the generator.
     """
 
     tools_class: type[Any]
@@ -159,6 +160,27 @@ class SessionTools:
                 methods.append(cast("staticmethod[..., Any]", method).__func__)
         return methods
 
+    def arguments(self, task_data: Mapping[str, Any], generator: random.Random) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Return the arguments of ``make`` or the class, by position and by name.
+
+        Raises:
+            TaskError: The task lacks a key that the constructor requires.
+        """
+        if self.make is not None:
+            return (task_data, generator), {}
+        parameters = inspect.signature(self.tools_class).parameters
+        known = {**task_data, "task_data": task_data, "rng": generator}
+        required = [name for name, one in parameters.items() if one.default is one.empty]
+        missing = [name for name in required if name not in known]
+        if not missing:
+            return (), {name: known[name] for name in parameters if name in known}
+        if len(required) == 2 or parameters[missing[0]].kind is inspect.Parameter.VAR_POSITIONAL:
+            return (task_data, generator), {}
+        raise TaskError(
+            f"the constructor of {self.tools_class.__name__} requires {shown(missing[0])}, which must be a key of the "
+            f"task, 'task_data' or 'rng'; the task has {shown([*task_data])}"
+        )
+
     def begin(
         self, task_data: dict[str, Any], generator: random.Random, parallel_names: Names = ()
     ) -> tuple[dict[str, Tool], Callable[[], None]]:
@@ -169,7 +191,8 @@ class SessionTools:
             generator: The session's random generator.
             parallel_names: Names of tools, or ``"all"``, as for :func:`is_parallel`.
         """
-        holder = (self.make or self.tools_class)(task_data, generator)
+        given, named = self.arguments(task_data, generator)
+        holder = (self.make or self.tools_class)(*given, **named)
         busy = threading.Lock()
         tools: dict[str, Tool] = {}
         for method in self.methods():
@@ -226,13 +249,22 @@ def as_sources(tools: Any, who: str) -> tuple[Source, ...]:
         if not _is_source(one):
             hint = f": write SessionTools(tools_class={one.__name__})" if isinstance(one, type) else ""
             raise ConfigError(f"{who} functions, SessionTools and McpServer, got {shown(one)}{hint}")
+    for method in _methods_of(cast("Sequence[Source]", given)):
+        if inspect.isasyncgenfunction(method):
+            name = method.__name__
+            raise ConfigError(f"the tool {name!r} is an async generator: return the result instead of yielding it")
     return tuple(cast("Sequence[Source]", given))
 
 
 def has_async(sources: Sequence[Source]) -> bool:
     """Whether a function, or a method of a session's object, is async."""
+    return any(map(inspect.iscoroutinefunction, _methods_of(sources)))
+
+
+def _methods_of(sources: Sequence[Source]) -> list[Any]:
+    """The functions, and the methods of sessions' objects."""
     methods = [one.methods() if isinstance(one, SessionTools) else [one] for one in sources]
-    return any(inspect.iscoroutinefunction(method) for own in methods for method in own)
+    return [method for own in methods for method in own]
 
 
 def make_tool(function: Callable[..., Any], *, is_parallel: bool, busy: threading.Lock | None = None) -> Tool:

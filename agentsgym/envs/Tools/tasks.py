@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +17,8 @@ from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+logger = logging.getLogger(__name__)
 
 _LEADING = "\"'`([{<*_~\\" + string.whitespace  # leading characters to ignore
 _TRAILING = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # never the end of a number, unit or name, such as 5%, C# or .5
@@ -51,17 +54,21 @@ def task_dataset(
     settings = checked_options(options, QUESTION_OPTIONS)
     if settings["data"] is None:
         raise ConfigError(f"{env_class.__name__} has no built-in tasks: pass data=…, a table of questions and answers")
-    tasks = questions_of_part(tasks_from(settings["data"], settings["columns"]), part, settings)
+    table = tasks_from(settings["data"], settings["columns"], env_class.task_fields)
+    tasks = questions_of_part(table, part, settings)
     return rows_of(tasks, env_class, env_config, part, settings)
 
 
-def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def tasks_from(
+    data: Any, columns: Mapping[str, str] | None = None, task_fields: Collection[str] | None = None
+) -> list[dict[str, Any]]:
     """Read tasks from a table, in row order.
 
     Args:
         data: Any table that :func:`~agentsgym.envs.datasets.sources.read_rows` accepts.
         columns: The table column for each key of a task, such as ``{"question": "prompt", "answer": "gold"}``; further
-            keys and columns may follow. None for columns named ``question`` and ``answer``.
+            keys and columns may follow. None for the columns that ``task_fields`` names, ``question`` and ``answer``.
+        task_fields: The keys of a task; None for all columns.
 
     Returns:
         One ``task_data`` per row.
@@ -69,11 +76,23 @@ def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict
     Raises:
         ConfigError: The data is not a table, has no rows, or lacks a column.
     """
-    chosen = {"question": "question", "answer": "answer"} if columns is None else dict(columns)
+    chosen = {"question": "question"} if columns is None else dict(columns)
     if "question" not in chosen:
         raise ConfigError(f"columns must name the column of the 'question', got {shown(chosen)}")
     wanted = {key: Column(default=key, valid=lambda _: True, expected="anything") for key in chosen}
-    return read_columns(read_rows(data, "data"), wanted, chosen, "data")
+    rows = read_rows(data, "data")
+    tasks = read_columns(rows, wanted, chosen, "data")
+    if columns is not None:
+        return tasks
+    given = dict.fromkeys(key for row in rows for key in row)
+    kept = given if task_fields is None else {"question", "answer", *task_fields}
+    if left_out := [key for key in given if key not in kept]:
+        logger.warning("the columns %s are left out: they are not in task_fields", ", ".join(map(repr, left_out)))
+    if "answer" not in given:
+        logger.warning("the data has no column 'answer', so answers are not compared (columns={…} names another one)")
+    return [
+        task | {key: value for key, value in row.items() if key in kept} for task, row in zip(tasks, rows, strict=True)
+    ]
 
 
 def normalized(text: str) -> str:

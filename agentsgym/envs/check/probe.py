@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -49,6 +50,7 @@ class HookProbe:
         changed: The attributes of the environment that hooks changed, each with the first hook that did.
         roles: The roles that ``_role`` returned.
         rewarded_roles: The roles in ``info["rewards"]``, each with the first hook that rewarded it.
+        calls: By tool, the errors of its calls, None where it returned.
         starts: Initial states of the episodes, in order, one list for each ``with`` block.
         steps_again: Whether the action that ended an episode is repeated on a copy of its last state.
     """
@@ -58,6 +60,7 @@ class HookProbe:
         self.changed: dict[str, str] = {}
         self.roles: set[Hashable] = set()
         self.rewarded_roles: dict[Hashable, str] = {}
+        self.calls: defaultdict[str, list[BaseException | None]] = defaultdict(list)
         self.starts: list[list[Start]] = []
         self._env = env
         self._starts: dict[int, tuple[str, Any]] = {}  # keeps the states alive, so that ids stay unique
@@ -118,11 +121,15 @@ class HookProbe:
 
         @wraps(hook)
         def watched(session_id: str, state: Any, call: Any) -> Any:
-            generators = global_generators()
+            generators, name = global_generators(), str(getattr(call, "name", ""))
+            raised: BaseException | None = None
             try:
                 return awaited(hook(session_id, state, call))
+            except BaseException as error:
+                raised = error
+                raise
             finally:
-                name = str(getattr(call, "name", ""))
+                self.calls[name].append(raised)
                 remedy = "a generator of the session (an instance of tools_class receives one)"
                 self._check_generators(f"the tool {name!r}", generators, remedy, place_of_tool(self._env, [name]))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import observations
-from agentsgym.envs.check.probe import HookProbe
+from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.errors import TemplateError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.transcript import Transcript
@@ -63,6 +63,17 @@ def check_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add)
             f"the chat template does not render the tool {missing[0]!r}, so the policy does not see it: use a "
             "tokenizer whose template supports tools",
         )
+
+
+def check_calls(env: MultistepEnv, probe: HookProbe) -> None:
+    """Find tools whose every call raised an exception, which only the agent reads."""
+    for name, errors in probe.calls.items():
+        last = errors[-1]
+        if last is not None and None not in errors:
+            times = "its only call" if len(errors) == 1 else f"all {len(errors)} calls"
+            why = f"{type(last).__name__}: {sentence_of(last)}"
+            text = f"the tool {name!r} raised in {times}, at last {why}"
+            probe.add("tools", "_tools", text, is_error=False, place=place_of_tool(env, [name]), about=name)
 
 
 def check_prompts(trajectory: Trajectory, add: Add) -> None:

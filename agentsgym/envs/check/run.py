@@ -28,9 +28,10 @@ from agentsgym.envs.check.plays import (
 from agentsgym.envs.check.probe import EnvReport, HookProbe, place_of_tool
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
+from agentsgym.envs.players import own_player
 from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError
 from agentsgym.fields import is_int, is_seconds, require
-from agentsgym.interruptions import Interruption, is_interruption
+from agentsgym.interruptions import Interruption, attempt, is_interruption
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from agentsgym.types import Trajectory
 
+_PLAYERS = ("random", "reference", "imitation")
 _REPEAT_S = 1.0  # seconds between repetitions of an exceeded limit, for hooks that catch all exceptions
 _MIN_SESSIONS = 4  # fewer would rarely interfere with each other
 _REMEDY = "draw only from self.rng(session_id), and store what an episode needs in its state"
@@ -65,7 +67,8 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     hook or tool uses Python's or NumPy's global generator), ``state-isolation`` (sessions do not affect each other),
     ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity`` (prompts
     do not repeat earlier messages), ``token-budget``, ``chat-template`` (text answers are recorded as the template
-    renders them), ``tools`` (their schemas can be created, and the chat template renders them), ``roles``
+    renders them), ``tools`` (their schemas can be created, the chat template renders them, and not every call of one
+    raises), ``roles``
     (``info["rewards"]`` names existing roles, and is present if there are several), ``pickling``, ``failed`` (no
     episode fails) and ``time-limit``.
 
@@ -73,7 +76,7 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
         env: The environment, or its class.
         tasks: ``task_data`` dicts or dataset rows; None for the environment's first training tasks.
         agent: Any agent; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`, which calls tools
-            at random and repeats words of the prompts. Environments where that achieves little need a better agent.
+            at random and repeats words of the prompts, and then for the environment's own players.
         env_config: Configuration, if ``env`` is a class.
         tokenizer: Tokenizer, if ``env`` is a class; with one, tokens and the chat template are checked too.
         seed: Seed of the agent, and of tasks without one.
@@ -160,6 +163,10 @@ class _Checker:
         try:
             with _time_limit(limit_s):
                 self.play(tasks, seed)
+                self._probe.steps_again = False
+                for kind in _PLAYERS if isinstance(self._agent, ExploringAgent) else ():
+                    self._play_as(kind, tasks, seed)
+                rules.check_calls(self._env, self._probe)
         except _OutOfTimeError as error:
             text = f"the check did not finish within {limit_s:g} s, when this line was running: make sure it returns"
             self._probe.add("time-limit", "", text, place=error.place)
@@ -193,6 +200,22 @@ class _Checker:
         with self._probe, _globals(seed):
             self._played += replay(env, tasks, scripts)
         self._compare_starts()
+
+    def _play_as(self, kind: str, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
+        """Play as one of the environment's own players, if it has this one."""
+        player = attempt(own_player, self._env, kind, seed)
+        if player is None or isinstance(player, ConfigError):  # none for this configuration
+            return
+        if isinstance(player, BaseException):
+            self._add(
+                "failed", f"{kind}_player", f"{kind}_player raised {type(player).__name__}: {sentence_of(player)}"
+            )
+            return
+        with self._probe, _globals(seed, kind):
+            played, _ = record(self._env, tasks, as_agent(player))
+        self._played += played
+        for trajectory in played:
+            rules.check_failure(trajectory, self._add)
 
     def _compare_starts(self) -> None:
         """Find draws that did not affect these episodes, unless another check has found them."""

@@ -17,6 +17,9 @@ Row = Mapping[str, Any]
 EXPECTED_SOURCE = (
     "the path to a JSONL file, a list of dicts, a datasets.Dataset, or a dict of arguments for datasets.load_dataset"
 )
+_OTHER_FORMATS = (
+    " (a path names a JSONL file; for another format, pass data={{'path': '{}', 'data_files': '{}', 'split': 'train'}})"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,7 @@ def read_columns(
 
 
 def _json_lines(path: Path, name: str) -> Iterator[Row]:
+    hint = "" if path.suffix == ".jsonl" else _OTHER_FORMATS.format(path.suffix[1:] or "json", path)
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
@@ -131,9 +135,9 @@ def _json_lines(path: Path, name: str) -> Iterator[Row]:
                 try:
                     value: Any = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise ConfigError(f"{path}:{number} must be a JSON object: {sentence_of(error)}") from error
+                    raise ConfigError(f"{path}:{number} must be a JSON object: {sentence_of(error)}{hint}") from error
                 if not isinstance(value, dict):
-                    raise ConfigError(f"{path}:{number} must be a JSON object, got {shown(value)}")
+                    raise ConfigError(f"{path}:{number} must be a JSON object, got {shown(value)}{hint}")
                 yield cast("Row", value)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read from {shown(str(path))}: {sentence_of(error)}") from error
