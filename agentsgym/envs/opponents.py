@@ -282,7 +282,7 @@ def opponents_of(env: Any, given: Any) -> Opponents | None:
     if len(found.roles) < 2:
         return None
     if not found.is_self:
-        found.check_role(None, "the role", ConfigError)
+        found.check_role(config.get(env.role_key), f"env_config[{env.role_key!r}]", ConfigError)
     return found
 
 

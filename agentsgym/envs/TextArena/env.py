@@ -110,18 +110,17 @@ class TextArenaEnv(MultistepEnv):
             self.game, config["game_options"], word_list=config["word_list"], has_gamemaster=given is not None
         )
         self._factory.check_start(self.num_players)
-        seat = config["seat"]
-        self._check_seat(seat, "env_config['seat']", ConfigError)
-        if self.opponents is not None and not self.plays_itself:
-            self.opponents.check_role(seat, "env_config['seat']", ConfigError)
-            if seat is not None and self.opponents.names(seat):
-                raise ConfigError(f"env_config['opponent'] names a player for seat {seat}, which is the agent's own")
+        if self.opponents is not None and config["seat"] is not None and self.opponents.names(config["seat"]):
+            raise ConfigError(
+                f"env_config['opponent'] names a player for seat {config['seat']}, which is the agent's own"
+            )
 
     def _check_config(self, config: dict[str, Any]) -> None:
         """Find the game, whose number of players determines the roles."""
         self.game = base_id(config["game"])
         self.entry = catalogue().get(self.game)
         self.num_players = _num_players(self.game, self.entry, config["num_players"])
+        self._check_seat(config["seat"], "env_config['seat']", ConfigError)
 
     @property
     def roles(self) -> Sequence[Hashable]:  # type: ignore[override]
