@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -110,7 +109,7 @@ class PreparedRun:
         with _in_section("warm_start", "settings"):
             self._imitation = imitation_values(recipe.warm_start.settings) if recipe.warm_start else {}
         self.recipe = recipe
-        self.worlds = Worlds(recipe, seed=args.seed, num_train_tasks=_num_train_tasks(args, recipe.num_train_tasks))
+        self.worlds = Worlds(recipe, seed=args.seed, num_train_tasks=recipe.num_train_tasks)
         store: RolloutStore | None = None
         if recipe.warm_start is not None and recipe.warm_start.from_store:
             store = open_store(recipe)
@@ -256,18 +255,6 @@ def _check_folders(args: GRPOEnvConfig) -> None:
         raise PlacedError(
             ("training", "resume_from_checkpoint"), f"must be a folder, auto or true, got {shown(requested)}"
         )
-
-
-def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
-    """Return the number of tasks that the run's steps need, if known, limited to ``most``."""
-    if args.max_steps <= 0:
-        return most
-    untyped: Any = args
-    world_size: int = untyped.world_size
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size
-    needed = args.max_steps * per_step / (args.num_generations or 1) / (args.num_iterations or 1)
-    whole_batch = (args.generation_batch_size or per_step) // (args.num_generations or 1)
-    return min(most, max(math.ceil(needed), whole_batch, 1))
 
 
 def _check_tiny(sizes: Mapping[str, Any]) -> None:

@@ -217,8 +217,8 @@ def test_a_failed_judgment_fails_its_rollout_only() -> None:
     assert str(failed.error).splitlines()[:2] == [
         "task 0, rollout 2, after its last turn",
         "JudgeError: judge 'judge' (ScriptedJudge) gave two answers that cannot be read: of the second, it is not one "
-            "valid JSON object and nothing else: '?'",
-        ]
+        "valid JSON object and nothing else: '?'",
+    ]
 
 
 def test_failures_of_judges_count_and_may_be_retried() -> None:

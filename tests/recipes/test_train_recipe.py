@@ -249,6 +249,16 @@ def test_self_play_is_evaluated_against_another_opponent(tmp_path: Path, *, seve
     assert (alone.env.env_config["opponent"], alone.eval_env.env_config["opponent"]) == ("self", "random")
 
 
+def test_the_number_of_steps_changes_neither_tasks_nor_demonstrations(tmp_path: Path) -> None:
+    runs = [
+        prepare(recipe(tmp_path, training={**recipe(tmp_path)["training"], "max_steps": steps}, num_train_tasks=50))
+        for steps in (2, 6, 500)
+    ]
+    [tasks] = {str(one.worlds.train) for one in runs}
+    assert tasks.count("'seed'") == 50
+    assert all(one.run.tokenizer.get_vocab() == runs[0].run.tokenizer.get_vocab() for one in runs)
+
+
 class Fields(GuessNumber):
     """Each task has a word that no other task has."""
 
