@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.scripts import load_policy
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.warm_start import open_store, play_demonstrations, player_of, stored_demonstrations
+from agentsgym.store.runs import held, move_aside
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_policy
 from agentsgym.training.objectives.demonstrations import Demonstrations
@@ -45,7 +46,10 @@ logger = logging.getLogger(__name__)
 
 
 def train(
-    config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
+    config: str | Path | Mapping[str, Any] | Recipe,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> TrainingRun:
     """Train a policy from a configuration, and write the results to ``output_dir``.
 
@@ -61,6 +65,7 @@ def train(
     Args:
         config: YAML file (docs/cli.md lists its keys), the contents of one, or a recipe.
         overrides: Values that replace those of a file, as in ``{"training.max_steps": 20}``.
+        overwrite: Whether an ``output_dir`` that holds a run is moved to ``NAME.1``; otherwise it is refused.
 
     Returns:
         The run: the policy, its evaluations by name (``"random"``, ``"reference"``, ``"untrained"``, ``"before"``,
@@ -69,13 +74,18 @@ def train(
     Raises:
         ConfigError: A key is unknown or a value is invalid; the message names the key, and nothing has been played.
     """
-    return prepare(config, overrides=overrides).execute()
+    return prepare(config, overrides=overrides, overwrite=overwrite).execute()
 
 
 def prepare(
-    config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
+    config: str | Path | Mapping[str, Any] | Recipe,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> PreparedRun:
     """Check a configuration of :func:`train` and build what its run needs; nothing is played or written yet.
+
+    With ``overwrite``, the folder of an earlier run is moved aside.
 
     Raises:
         ConfigError: A key is unknown or a value is invalid; the key is named.
@@ -87,7 +97,7 @@ def prepare(
     else:
         recipe = read_recipe(config, overrides)
     with naming_the_file(config, overrides):
-        return PreparedRun(recipe)
+        return PreparedRun(recipe, overwrite=overwrite)
 
 
 class PreparedRun:
@@ -99,7 +109,7 @@ class PreparedRun:
         worlds: The environments.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, overwrite: bool = False) -> None:
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
         _check_folders(args)
@@ -121,6 +131,7 @@ class PreparedRun:
             raise PlacedError(("model_settings", "load_in_4bit"), "cannot be combined with the model 'tiny'")
         policy = _tiny_policy(recipe, self.worlds, args.seed) if is_tiny else _loaded_policy(recipe, models, args)
         limit_threads(policy[0])
+        _make_room(args, overwrite)
         self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store)
         first = self.worlds[0]
         # None for several environments, whose rows name theirs
@@ -139,11 +150,10 @@ class PreparedRun:
             ConfigError: The output folder cannot be created.
             KeyboardInterrupt: Ctrl-C came while episodes were played outside of training.
         """
-        if self.run.is_main:
-            try:
-                self.run.output.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"training.output_dir cannot be created: {sentence_of(error)}") from error
+        with held(self.run.output) if self.run.is_main else nullcontext():
+            return self._execute()
+
+    def _execute(self) -> TrainingRun:
         try:
             if self.recipe.model == "tiny" and self.run.is_main:
                 self.warn_of_unknown_words()
@@ -233,6 +243,11 @@ class PreparedRun:
         run.write_transcripts(name)
         self._write_summary()
         return found
+
+
+def _make_room(args: Any, overwrite: bool) -> None:
+    if overwrite and not args.process_index and not args.resume_from_checkpoint:
+        move_aside(Path(args.output_dir or "outputs"))
 
 
 def _check_folders(args: GRPOEnvConfig) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from agentsgym.recipes import run as run_module
 from agentsgym.recipes.train import prepare
 from agentsgym.recipes.warm_start import play_demonstrations, stored_demonstrations
 from agentsgym.reports.plots import curve_of
+from agentsgym.store.runs import held
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -227,7 +230,7 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
         agentsgym.train(recipe(tmp_path, warm_start={**warm_start, "filters": {"finl_reward": 1}}))
     other = {**GAME, "env_config": {**config, "objects": ["dog", "apple"]}}
     with pytest.raises(ConfigError, match=r"warm_start\.player has .* the tokenizer cannot encode part"):
-        agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[other]))
+        agentsgym.train(recipe(tmp_path / "other", warm_start=warm_start, environments=[other]))
 
 
 SELF_PLAY: dict[str, Any] = {
@@ -243,7 +246,7 @@ def test_self_play_is_evaluated_against_another_opponent(tmp_path: Path, *, seve
     run = agentsgym.train(recipe(tmp_path, environments=parts, evaluation=evaluation, warm_start=None))
     for name in ("before", "after"):  # against itself the policy has both seats in every rollout
         assert all(len(set(one.roles)) == 1 for one in run.evaluations[name].trajectories)
-    alone = prepare(recipe(tmp_path, environments=[SELF_PLAY], evaluation=evaluation, warm_start=None))
+    alone = prepare(recipe(tmp_path / "alone", environments=[SELF_PLAY], evaluation=evaluation, warm_start=None))
     assert alone.env is not None
     assert alone.eval_env is not None
     assert (alone.env.env_config["opponent"], alone.eval_env.env_config["opponent"]) == ("self", "random")
@@ -347,7 +350,7 @@ def test_the_file_of_the_page_can_be_run_as_it_is(tmp_path: Path, monkeypatch: p
     course = prepare(tmp_path / "tools.yaml")
     [world] = course.worlds
     assert (world.label, len(course.worlds.eval["PriceList"]), len(course.worlds.train["PriceList"])) == (
-        "PriceList", 600, 1600,
+        "PriceList", 600, 10_000,
     )  # fmt: skip
     assert course.run.args.learning_rate == 3e-4
     assert list(tmp_path.iterdir()) == [tmp_path / "tools.yaml"]
@@ -398,6 +401,30 @@ def test_before_and_after_are_kept_beside_training_and_can_be_compared(tmp_path:
     assert after_training is not None
     assert [(x, one.mean) for x, one in curve.evaluations][1:] == [(8, after_training.mean)]
     assert {*curve.references} == {*run.evaluations} - {"before", "after"}
+
+
+def test_a_folder_has_one_run(tmp_path: Path) -> None:
+    given = recipe(tmp_path, evaluation={"num_tasks": 2}, warm_start=None)
+    storing = {"training.store_rollouts": True}
+    first = agentsgym.train(given, overrides=storing)
+    store = first.output / "rollouts"
+    rows = [(one.source, one.agent, one.step) for one in RolloutStore(store).records()]
+    with pytest.raises(ConfigError, match=r"out holds a run already \(summary\.json, training-.*--overwrite"):
+        agentsgym.train(given, overrides=storing)
+    again = agentsgym.train(given, overrides={**storing, "training.resume_from_checkpoint": "auto"})
+    records = [*RolloutStore(store).records()]
+    assert {one.run for one in records} == {again.run_name} == {first.run_name}
+    assert sorted(map(str, rows)) == sorted(str((one.source, one.agent, one.step)) for one in records)
+    assert [*store.glob("*.superseded")]
+    other = agentsgym.train(given, overrides=storing, overwrite=True)
+    assert {one.run for one in RolloutStore(store).records()} == {other.run_name}
+    assert len(RolloutStore(tmp_path / "out.1" / "rollouts")) == len(rows)
+    with held(other.output):
+        code = (
+            f"from agentsgym.store.runs import held\nwith held(__import__('pathlib').Path({str(other.output)!r})): pass"
+        )
+        found = subprocess.run([sys.executable, "-c", code, other.output], capture_output=True, text=True, check=False)
+    assert "another process is training into" in found.stderr
 
 
 def test_evaluations_alone_are_kept_or_left_out_as_requested(tmp_path: Path) -> None:
