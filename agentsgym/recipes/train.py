@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.agents.policy.loading import limit_threads
+from agentsgym.agents.policy.loading import LOADING_ERRORS, limit_threads, why_not_loaded
 from agentsgym.envs.players import anchors_of, has_random_player, random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
@@ -253,6 +253,9 @@ def _make_room(args: Any, overwrite: bool) -> None:
 def _check_folders(args: GRPOEnvConfig) -> None:
     """Check that the output folder can be created and that the checkpoint to resume from exists."""
     output = Path(args.output_dir or "outputs")
+    if "$" in str(output) or str(output).startswith("~"):
+        text = f"must be a folder without ~ or variables, which are not replaced, got {shown(str(output))}"
+        raise PlacedError(("training", "output_dir"), text)
     there = next(path for path in (output, *output.absolute().parents) if path.exists())
     if not there.is_dir():
         raise PlacedError(("training", "output_dir"), f"must be a folder, but {there} is a file")
@@ -328,9 +331,8 @@ def _loaded_policy(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     with _in_section("model"):
         try:
             return load_policy(source, models, trust_remote_code=args.trust_remote_code)
-        except (OSError, ValueError, KeyError) as error:
-            reason = " ".join(sentence_of(error, 300).split())
-            raise ConfigError(f"cannot be loaded from {source!r}: {reason}") from error
+        except LOADING_ERRORS as error:
+            raise ConfigError(why_not_loaded(source, error)) from error
 
 
 @contextmanager

@@ -143,6 +143,9 @@ class RolloutStore(Sequence["Trajectory"]):
         table = self.table([*names, *(name for name in columns if name not in names)])
         kept: NDArray[np.bool_] = np.ones(len(self), dtype=np.bool_)
         for name, wanted in columns.items():
+            is_text = pa.types.is_string(table.schema.field(name).type)
+            if name not in _JSON_COLUMNS and isinstance(wanted, str) and not is_text:
+                raise ConfigError(f"the column {name!r} has no text, so it cannot be {shown(wanted)}")
             values = cast("list[Any]", table.column(name).to_pylist())
             if name in _JSON_COLUMNS:
                 values = [None if value is None else from_json(value) for value in values]

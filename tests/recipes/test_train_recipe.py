@@ -305,6 +305,10 @@ def test_what_the_embedded_policy_cannot_read_is_reported_before_anything_is_pla
             r"warm_start\.player cannot be 'imitation': .* no demonstrator",
         ),
         ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: cannot be loaded from 'no/such/folder'"),
+        ({"model": "smolm2", "tiny": {}}, r"cannot be loaded from 'smolm2' \(no such folder; did you mean 'smollm2'"),
+        ({"training": {"save_strategy": False}}, r"training\.save_strategy must be a name, but YAML reads no"),
+        ({"training": {"max_steps": 16**70}}, r"training\.max_steps must be a number of at most 63 bits"),
+        ({"training": {"output_dir": "$HOME/x"}}, r"training\.output_dir must be a folder without ~ or variables"),
         ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),
         (
