@@ -179,8 +179,8 @@ class Environments:
 
     @property
     def env_config(self) -> dict[str, Any] | None:
-        """What determines the episodes of the only environment; None if each row names its own."""
-        return self._env and {name: value for name, value in self._env.env_config.items() if "timeout" not in name}
+        """The configuration of the only environment; None if each row names its own."""
+        return None if self._env is None else {**self._env.env_config}
 
     def of(self, row: DatasetRow) -> MultistepEnv:
         """Return a row's environment, with the run's chat template options if the row sets none."""
