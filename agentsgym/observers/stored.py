@@ -62,6 +62,7 @@ class TrainingStore(BatchObserver):
         with contextlib.ExitStack() as stack:
             with error.capturing():
                 if process_state().is_main_process:
+                    RolloutStore.writer(self._folder).close()  # creates the folder, or raises a sentence
                     stack.enter_context(held(self._folder))
                     self._begin(step)
             all_gather_objects((), error.first)
