@@ -113,6 +113,8 @@ class TurnRequest:
             already contain them); empty if there are none.
         seed: Random seed for this conversation, if the caller sets one (an environment does for its scripted players);
             if None, the agent chooses.
+        answer_schema: The JSON schema that the answer must match, for agents whose server can enforce one; None if
+            there is none.
     """
 
     session_id: str
@@ -122,6 +124,7 @@ class TurnRequest:
     max_new_tokens: int | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     seed: int | None = None
+    answer_schema: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         return _brief(self)

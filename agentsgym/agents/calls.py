@@ -49,6 +49,7 @@ _CONTROL: Final = re.compile(
     r"|[|\uff5c]\s*>"  # the end of one that began elsewhere
     r"|<<?/?\s*(?:s|sop|bos|eos|pad|unk|mask|sep|cls|sys|inst|think|thinking|tools?|tool_\w+|function\w*|\w*_of_\w+|"
     r"(?:begin|end|start)\w*|\w+[:_](?:bos|eos|think|tool_call)|system|user|assistant|human|im_\w+|minimax:\w+)\b[^<>\n]{0,40}>>?"
+    r"|</?(?:role|image|eo[a-z]|(?:special|reserved|longcat|fim|)_\w+)>|\[[|\uff5c][^\[\]\n]{0,40}[|\uff5c]\]"
     r"|\[/?\s*(?:INST|SYS|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+|THINK|CLS|SEP|PAD|UNK|BOS|EOS|MASK|gMASK|sop)\s*\]"
     r"|\]~!?b\[?\]?|\[e~\[",
     re.IGNORECASE,
@@ -83,7 +84,13 @@ _MAX_DELAY_S: Final = 30.0
 
 
 class UnreadableError(ValueError):
-    """An answer cannot be read; the message explains the reason to the agent."""
+    """An answer cannot be read; the message explains the reason to the agent.
+
+    Attributes:
+        answer: The answer, as far as it is known.
+    """
+
+    answer = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,12 +102,14 @@ class Cost:
         tokens: Number of input and output tokens; None if the agent does not report them.
         seconds: Seconds that the calls took, together.
         cached: Number of answers that came from the cache.
+        repeats: Number of answers that could not be read, so that another was requested.
     """
 
     calls: int = 0
     tokens: float | None = None
     seconds: float = 0.0
     cached: int = 0
+    repeats: int = 0
 
 
 class Caller:
@@ -154,6 +163,7 @@ class Caller:
         self._max_retries, self._num_corrections = max_retries, num_corrections
         self._retry_delay_s, self._timeout_s = retry_delay_s, timeout_s
         self._is_async = callable(getattr(self.agent, "aact", None))
+        self._is_warned = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"agentsgym-{owner}")
         self._waiting: list[tuple[TurnRequest, asyncio.Future[Any]]] = []
         self._batches: asyncio.Task[None] | None = None
@@ -161,7 +171,7 @@ class Caller:
         self._format = None if tokenizer is None else ChatFormat.of(tokenizer, guard_added_tokens=True)
         self._has_system = self._format is None or _accepts_system(self._format)
 
-    async def read(
+    async def read(  # noqa: PLR0913  # a request, how its answer is read, and the cost
         self,
         messages: Sequence[Message],
         parse: Callable[[Action], T],
@@ -170,6 +180,7 @@ class Caller:
         key: str,
         seed: int,
         cost: Cost,
+        schema: Mapping[str, Any] | None = None,
     ) -> tuple[T, str]:
         """Return the cached answer, or call the agent until its answer can be read; await it while holding a slot.
 
@@ -182,6 +193,7 @@ class Caller:
             key: Identifies the request in the cache.
             seed: The seed of the agent's draws.
             cost: Receives the cost of the calls.
+            schema: See ``TurnRequest.answer_schema``.
 
         Returns:
             What was read, and the text of the answer.
@@ -210,14 +222,17 @@ class Caller:
                 token_ids=transcript.token_ids,
                 agent_state=agent_state,
                 seed=seed,
+                answer_schema=schema,
             )
             action = await self._call(request, cost)
             try:
                 found = parse(action)
             except UnreadableError as error:
+                self._log_unreadable(error, action.text)
                 if not num_left:
                     raise
                 num_left -= 1
+                cost.repeats += 1
                 transcript.act(action)
                 transcript.observe([correction(str(error))])
                 agent_state = action.agent_state
@@ -225,6 +240,13 @@ class Caller:
             if self._cache is not None:
                 self._cache.put(key, messages, action.text)
             return found, action.text
+
+    def _log_unreadable(self, error: UnreadableError, answer: str) -> None:
+        """Log the first as a warning, since there may be thousands."""
+        error.answer = answer
+        level, self._is_warned = logging.INFO if self._is_warned else logging.WARNING, True
+        name = self.agent_name or type(self.agent).__name__
+        logger.log(level, "an answer of %s cannot be read: %s: %s", name, error, shown(answer, 1000))
 
     async def _call(self, request: TurnRequest, cost: Cost) -> Action:
         """Call the agent, as often as the limits allow until it answers, and add to the cost."""

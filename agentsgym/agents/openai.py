@@ -10,7 +10,8 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import AsyncAgent
@@ -194,6 +195,7 @@ class OpenAIAgent(AsyncAgent):
             sorted(ChatFormat.of(tokenizer, append=False).stop_token_ids) if tokenizer is not None else []
         )
         self._requires_ids = token_ids is True
+        self._takes_schemas = True
         self._returns_ids: bool | None = False if token_ids is False else None  # None: not known yet
         self._server = Server(
             base_url=base_url,
@@ -247,9 +249,10 @@ class OpenAIAgent(AsyncAgent):
             client = self._client = Client(self._server, self._meter)
         self._meter.add(requests=1)
         try:
-            if await self._is_exact(client, request):
-                return await self._answer_with_tokens(client, request)
-            return await self._answer_with_text(client, request)
+            is_exact = await self._is_exact(client, request)
+            return await self._answer_by_schema(
+                partial(self._answer_with_tokens if is_exact else self._answer_with_text, client), request
+            )
         except RequestError as failure:
             self._meter.add(failures=1)
             if failure.is_refusal:
@@ -293,6 +296,24 @@ class OpenAIAgent(AsyncAgent):
         else:
             logger.info("%s returns exact token ids", self._name)
 
+    async def _answer_by_schema(
+        self, answer: Callable[[TurnRequest], Awaitable[Action]], request: TurnRequest
+    ) -> Action:
+        """Answer with the schema that the answer must match, unless the server rejects requests for that."""
+        if request.answer_schema is None or not self._takes_schemas:
+            return await answer(dataclasses.replace(request, answer_schema=None))
+        try:
+            return await answer(request)
+        except RequestError as failure:
+            if failure.status not in (400, 422):
+                raise
+            action = await answer(dataclasses.replace(request, answer_schema=None))
+            if self._takes_schemas:
+                text = "%s rejects the JSON schema of an answer (%s): answers are requested without it"
+                logger.warning(text, self._name, failure.cause)
+            self._takes_schemas = False
+            return action
+
     async def _answer_with_tokens(self, client: Client, request: TurnRequest) -> Action:
         prompt, budget = list(request.token_ids), self._budget(request)
 
@@ -315,7 +336,7 @@ class OpenAIAgent(AsyncAgent):
                 text=text, token_ids=token_ids, logprobs=logprobs, agent_state=request.agent_state, finish_reason=reason
             )
 
-        return await client.post("completions", self._token_body(prompt, budget), read)
+        return await client.post("completions", {**_schema_fields(request), **self._token_body(prompt, budget)}, read)
 
     def _token_body(self, prompt: list[int], budget: int) -> dict[str, Any]:
         stops = {"stop_token_ids": self._stop_token_ids} if self._stop_token_ids else {}
@@ -343,11 +364,18 @@ class OpenAIAgent(AsyncAgent):
         budget = "max_completion_tokens" if self._server.is_openai else "max_tokens"
         tools = {"tools": list(request.tools)} if request.tools else {}
         fixed = {"model": self.model, "messages": as_sent(request.messages), budget: self._budget(request), **tools}
-        return await client.post("chat", {**self._options, **fixed}, read)
+        return await client.post("chat", {**_schema_fields(request), **self._options, **fixed}, read)
 
     def _budget(self, request: TurnRequest) -> int:
         budget = request.max_new_tokens
         return self._max_tokens if budget is None else min(budget, self._max_tokens)
+
+
+def _schema_fields(request: TurnRequest) -> dict[str, Any]:
+    if request.answer_schema is None:
+        return {}
+    schema = {"name": "answer", "strict": True, "schema": request.answer_schema}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 def _request_fields(options: Mapping[str, Any]) -> dict[str, Any]:

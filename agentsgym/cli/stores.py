@@ -123,14 +123,14 @@ def read_tasks(path: Path) -> list[Any]:
     if text.lstrip().startswith("["):
         try:
             return cast("list[Any]", json.loads(text))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"--tasks: {path} is not a valid JSON list: {error}") from error
     tasks: list[Any] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
                 tasks.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UsageError(f"--tasks: line {number} of {path} is not valid JSON: {error}") from error
     return tasks
 

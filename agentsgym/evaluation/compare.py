@@ -16,6 +16,7 @@ from agentsgym.fields import require
 from agentsgym.statistics.intervals import bootstrap_intervals
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
+from agentsgym.store.runs import check_one_run
 from agentsgym.store.values import from_json, to_json
 from agentsgym.texts import shown
 from agentsgym.types import StopReason, Trajectory
@@ -144,7 +145,8 @@ def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) 
         seed: Random seed of the bootstrap.
 
     Raises:
-        ConfigError: A rollout was stored without its task, or ``confidence`` is not in (0, 1).
+        ConfigError: A rollout was stored without its task, a store has several runs, or ``confidence`` is not in
+            (0, 1).
     """
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must be in (0, 1), got {confidence}")
@@ -207,6 +209,7 @@ def _by_task(run: Run) -> tuple[dict[_Key, _Results], int]:
 def _rows(run: Run) -> Iterable[dict[str, Any]]:
     """Return the compared columns, one dict per rollout."""
     if isinstance(run, RolloutStore):
+        check_one_run(run.table(["run"]).column("run").to_pylist(), "the rollouts to compare are")
         yield from run.table(_COLUMNS).to_pylist()
         return
     for one in run:

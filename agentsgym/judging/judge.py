@@ -30,7 +30,7 @@ from agentsgym.judging.prompts import (
 from agentsgym.judging.rubric import Criterion, Scope, as_rubric
 from agentsgym.judging.scores import Judgment, with_judgments
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import sentence_of
+from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -304,13 +304,16 @@ class Judge(RolloutHook):
             tokens=None if cost.tokens is None else cost.tokens / share,
             seconds=cost.seconds / share,
             cached=cost.cached / share,
+            repeats=cost.repeats / (self.num_orders if self.takes_groups else 1),
         )
 
     def _failed(self, error: JudgeError, cost: Cost, *, share: int = 1) -> Judgment:
         if self.on_judge_failure is None:
             raise error
         values = dict.fromkeys(self._names, float(self.on_judge_failure))
-        return replace(self._scored(values, cost, share=share), error=sentence_of(error))
+        cause: Any = error.__cause__
+        answers = [cause.answer[:_MAX_ANSWER]] if isinstance(cause, UnreadableError) else []
+        return replace(self._scored(values, cost, share=share), error=sentence_of(error), answers=answers)
 
     async def _answer(self, ask: Callable[..., Question], options: dict[str, Any], cost: Cost) -> tuple[Verdict, str]:
         """Return the verdict and the text of an answer, which the agent may correct once."""
@@ -319,11 +322,14 @@ class Judge(RolloutHook):
             key = request_key(self.agent_name, [*question.messages], self.seed)
             seed, parse = derive_seed("judge", self.seed, key), partial(_verdict_of, question=question)
             try:
-                return await self._caller.read(question.messages, parse, correction, key=key, seed=seed, cost=cost)
+                return await self._caller.read(
+                    question.messages, parse, correction, key=key, seed=seed, cost=cost, schema=question.schema
+                )
             except AgentError as error:
                 raise self._error(f"failed: {sentence_of(error)}") from error
             except UnreadableError as error:
-                raise self._error(f"gave two answers that cannot be read: of the second, {error}") from error
+                what = f"gave two answers that cannot be read: of the second, {error}: {shown(error.answer, 300)}"
+                raise self._error(what) from error
 
     def _error(self, what: str) -> JudgeError:
         return JudgeError(f"judge {self.name!r} ({self.agent_name or type(self.agent).__name__}) {what}")

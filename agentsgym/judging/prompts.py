@@ -7,7 +7,8 @@ nothing else begins so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final, cast
@@ -18,8 +19,8 @@ from agentsgym.judging.rubric import Criterion
 from agentsgym.texts import as_json, shortened, shown
 from agentsgym.types import Message, Trajectory
 
-_MAX_CHARACTERS: Final = 20_000  # at the end of an answer, in which the object is looked for
 _MAX_REASON: Final = 4000
+_FENCE: Final = re.compile(r"```(?:json)?\s(.*)```", re.DOTALL)
 _WORDS: Final = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -39,8 +40,8 @@ class Verdict:
 def read_verdict(text: str, criteria: Sequence[Criterion], num_candidates: int | None = None) -> Verdict:
     """Parse an answer.
 
-    Reasoning before ``</think>`` is skipped. An answer with two different objects that could be the verdict is
-    rejected, since one of them may quote what was judged.
+    Behind the reasoning, which ends at ``</think>``, it must be one JSON object, perhaps in a code fence, and nothing
+    else: an object that is found in a text may quote what was judged.
 
     Args:
         text: The answer.
@@ -48,10 +49,10 @@ def read_verdict(text: str, criteria: Sequence[Criterion], num_candidates: int |
         num_candidates: The number of ranked candidates; None for grades.
 
     Raises:
-        UnreadableError: The answer has no such object or several, or a value is missing or invalid.
+        UnreadableError: The answer is anything else, or a value is missing or invalid.
 
     >>> criteria = [Criterion("polite", "Polite?"), Criterion("clear", "Clear?", scale=(0, 10))]
-    >>> read_verdict('Well: {"reason": "Short.", "polite": true, "clear": 4}', criteria)
+    >>> read_verdict('<think>Well.</think> {"reason": "Short.", "polite": true, "clear": 4}', criteria)
     Verdict(values={'polite': [1.0], 'clear': [0.4]}, reason='Short.')
     >>> read_verdict('{"best": [3, [1, 2]]}', [Criterion("best", "Which is best?")], 3).values
     {'best': [0.25, 0.25, 1.0]}
@@ -86,37 +87,24 @@ def ranked_values(places: Sequence[Sequence[int]], num_candidates: int) -> list[
 
 
 def _verdict_object(text: str, names: Sequence[str]) -> dict[str, Any]:
-    _, is_closed, answer = text.rpartition("</think>")
-    if not is_closed and "<think>" in text:
-        raise UnreadableError("its reasoning is unfinished, so it has no verdict")
-    answer = answer[-_MAX_CHARACTERS:]
-    objects = [*_objects(answer)]
-    verdicts: list[dict[str, Any]] = []
-    for one in objects:
-        if all(name in one for name in names) and one not in verdicts:
-            verdicts.append(one)
-    if len(verdicts) == 1:
-        return verdicts[0]
-    if verdicts:
-        raise UnreadableError(f"it has {len(verdicts)} different JSON objects with all criteria, and must have one")
-    if not objects:
-        raise UnreadableError("it has no valid JSON object")
-    missing = [name for name in names if all(name not in one for one in objects)] or names
-    raise UnreadableError(f"its JSON object lacks {', '.join(map(repr, missing))}")
-
-
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the outermost JSON objects in a text."""
-    decoder = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refused)
-    at = text.find("{")
-    while at >= 0:
-        try:
-            value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-        else:
-            yield cast("dict[str, Any]", value)
-        at = text.find("{", end)
+    answer = text.strip()
+    if not answer.startswith(("{", "```")):  # a thought; a string of the verdict may contain its mark, too
+        _, is_closed, behind = answer.partition("</think>")
+        if not is_closed and "<think>" in answer:
+            raise UnreadableError("its reasoning is unfinished, so it has no verdict")
+        answer = behind.strip() if is_closed else answer
+    fenced = _FENCE.fullmatch(answer)
+    try:
+        found: Any = json.loads(
+            fenced[1] if fenced else answer, object_pairs_hook=_without_duplicates, parse_constant=_refused
+        )
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UnreadableError("it is not one valid JSON object and nothing else")
+    if missing := [name for name in names if name not in found]:
+        raise UnreadableError(f"its JSON object lacks {', '.join(map(repr, missing))}")
+    return cast("dict[str, Any]", found)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -184,6 +172,19 @@ class Question:
     messages: Sequence[Message]
     criteria: Sequence[Criterion]
     order: Sequence[int] = ()
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the answer, for servers that can enforce it."""
+        fields: dict[str, Any] = {"reason": {"type": "string"}}
+        for one in self.criteria:
+            fields[one.name] = {"type": "boolean"}
+            if self.order:
+                ties = {"type": "array", "items": {"type": "integer"}}
+                fields[one.name] = {"type": "array", "items": {"anyOf": [{"type": "integer"}, ties]}}
+            elif one.scale is not None:
+                fields[one.name] = {"type": "number", "minimum": one.scale[0], "maximum": one.scale[1]}
+        return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
 
 
 def episode_question(

@@ -37,6 +37,7 @@ class Judgment:
         tokens: Number of tokens of these calls; None if unknown.
         seconds: Duration of these calls.
         cached: Number of answers that came from the cache.
+        repeats: The share of its questions that were asked twice, since the first answer could not be read.
         error: The reason why the judge failed; the values are then its ``on_judge_failure``. None if it answered.
     """
 
@@ -52,6 +53,7 @@ class Judgment:
     tokens: float | None = None
     seconds: float = 0.0
     cached: float = 0
+    repeats: float = 0
     error: str | None = None
 
 
@@ -59,7 +61,7 @@ def with_judgments(trajectory: Trajectory, judgments: Sequence[Judgment]) -> Tra
     """Return a rollout with judgments: their scores as rewards, and their words and cost in ``info``.
 
     The cost is in the numbers, and so metrics, ``judge_calls``, ``judge_cached``, ``judge_failures``, ``judge_seconds``
-    and, if known, ``judge_tokens``.
+    and, if known, ``judge_tokens``; ``judge_repeats`` is the share of questions that were asked twice.
 
     The rollout must not have failed; its ``per_token_rewards`` stay as they are.
 
@@ -80,6 +82,7 @@ def with_judgments(trajectory: Trajectory, judgments: Sequence[Judgment]) -> Tra
     earlier: list[Any] = [*trajectory.info.get(INFO_KEY, ())]
     numbers = {key: number + trajectory.info.get(key, 0.0) * bool(earlier) for key, number in numbers.items()}
     words = [*earlier, *map(asdict, judgments)]
+    numbers["judge_repeats"] = sum(one.get("repeats", 0.0) for one in words) / len(words)
     scored = with_scores(trajectory, [(one.turn, one.scores) for one in judgments])
     return replace(scored, info={**trajectory.info, INFO_KEY: words, **numbers})
 

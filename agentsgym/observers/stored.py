@@ -6,8 +6,9 @@ import contextlib
 import math
 import secrets
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.settings import CreditSettings
@@ -15,6 +16,7 @@ from agentsgym.envs.datasets.environments import stored_columns
 from agentsgym.errors import StoreError
 from agentsgym.ranks import DeferredError, all_gather_objects, process_state
 from agentsgym.store.reader import RolloutStore
+from agentsgym.store.runs import check_unused, held, supersede, training_runs
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class TrainingStore(BatchObserver):
     """An observer that writes the rollouts of a run to a store.
 
     Attributes:
-        run: Name of the run in the store, set by the first rank; empty for a new name.
+        run: Name of the run in the store, set by the first rank; empty for a new name, or that of a resumed run.
     """
 
     def __init__(
@@ -48,6 +50,38 @@ class TrainingStore(BatchObserver):
         self._writer: RolloutWriter | None = None
         self.run = ""
         self._tokenizer: str | None = None
+
+    @contextlib.contextmanager
+    def training(self, step: int | None) -> Generator[None]:
+        """Collective: hold the folder on the first rank, and continue the run that it has or begin the only one.
+
+        Raises:
+            ConfigError: The store has another training run, or another process trains into it.
+        """
+        error = DeferredError()
+        with contextlib.ExitStack() as stack:
+            with error.capturing():
+                if process_state().is_main_process:
+                    RolloutStore.writer(self._folder).close()  # creates the folder, or raises a sentence
+                    stack.enter_context(held(self._folder))
+                    self._begin(step)
+            all_gather_objects((), error.first)
+            yield
+
+    def _begin(self, step: int | None) -> None:
+        known = training_runs(self._folder)
+        if step is None:
+            check_unused(self._folder, [name for name in known if name != self.run])
+            return
+        self.run = self.run or (known[-1] if known else "")
+
+        def is_played_again(row: dict[str, Any], step: int = step) -> bool:
+            if row["run"] != self.run or row["agent"] != "policy":
+                return False
+            is_before = row["source"] == "evaluation" and step > 0  # which the checkpoint follows
+            return row["step"] > step or (row["step"] == step and not is_before)
+
+        supersede(self._folder, is_played_again)
 
     def on_batch(self, observed: ObservedBatch) -> None:
         """Collective: add this rank's rollouts to the store, which writes them in the background.

@@ -157,6 +157,10 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
     for name, value in values.items():
         if name not in known:
             raise PlacedError((name,), f"is unknown{did_you_mean(name, known)}")
+        if isinstance(value, bool) and name.endswith("_strategy"):
+            raise PlacedError((name,), f"must be a name, but YAML reads no and off as {value}: write it in quotes")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise PlacedError((name,), f"must be a number of at most 63 bits, got {shown(value)}")
         check: Field | None = known[name].metadata.get("check")  # in our settings, which may accept more than the type
         if check is None:
             checked[name] = _converted(value, hints[name], name)

@@ -28,6 +28,7 @@ from agentsgym.observers.stored import TrainingStore, new_run_name
 from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_transcripts
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
+from agentsgym.store.runs import check_unused, held, supersede, training_runs
 from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -101,7 +102,7 @@ class TrainingRun:
                 ``args.store_rollouts``, or in ``rollouts/`` if that is not set. None: if training stores its rollouts.
 
         Raises:
-            ConfigError: vLLM would sample from 4-bit weights.
+            ConfigError: vLLM would sample from 4-bit weights, or the folder holds a run that is not resumed.
         """
         self.model: Any  # with adapters, a PeftModel
         self.model, self.tokenizer = policy
@@ -109,11 +110,11 @@ class TrainingRun:
         self.output = Path(args.output_dir or "outputs")
         self.phases = Phases(is_quiet=not self.is_main)
         self.evaluations: dict[str, Evaluation] = {}
-        self.run_name = new_run_name()
         self._unit = unit
         self._num_steps = 0
         keeps = args.rollout_folder is not None if store_evaluations is None else store_evaluations
         self._folder = (args.rollout_folder or self.output / "rollouts") if keeps else None
+        self.run_name = self._claimed_name()
         self.peft_config = get_peft_config(model_config) if model_config else None
         if args.use_vllm and getattr(self.model, "is_loaded_in_4bit", False):
             raise ConfigError("load_in_4bit cannot be combined with use_vllm: vLLM would receive packed 4-bit weights")
@@ -124,6 +125,19 @@ class TrainingRun:
     def is_main(self) -> bool:
         """Whether this is the rank that shows progress and writes files."""
         return self.args.process_index == 0  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def _claimed_name(self) -> str:
+        """Return the name of a new run, or of the one in the folder, whose evaluations are played again."""
+        folder = self._folder or self.args.rollout_folder
+        known = training_runs(folder) if folder and self.is_main else []
+        if not self.args.resume_from_checkpoint:
+            marks = [self.output / "summary.json", *self.output.glob("checkpoint-*")] if self.is_main else []
+            check_unused(self.output, [*(path.name for path in marks if path.exists()), *known])
+        elif known and folder:
+            with held(self.output), held(folder):
+                supersede(folder, lambda row: row["run"] == known[-1] and row["agent"] != "policy")
+            return known[-1]
+        return new_run_name()
 
     def policy(self, *, seed: int | None = None) -> PolicyAgent:
         """Return the current policy as an agent that samples at temperature 1 without top-k or top-p.

@@ -8,17 +8,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.agents.policy.loading import limit_threads
+from agentsgym.agents.policy.loading import LOADING_ERRORS, limit_threads, why_not_loaded
 from agentsgym.envs.players import anchors_of, has_random_player, random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
@@ -29,6 +28,7 @@ from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.scripts import load_policy
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.warm_start import open_store, play_demonstrations, player_of, stored_demonstrations
+from agentsgym.store.runs import held, move_aside
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_policy
 from agentsgym.training.objectives.demonstrations import Demonstrations
@@ -46,7 +46,10 @@ logger = logging.getLogger(__name__)
 
 
 def train(
-    config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
+    config: str | Path | Mapping[str, Any] | Recipe,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> TrainingRun:
     """Train a policy from a configuration, and write the results to ``output_dir``.
 
@@ -62,6 +65,7 @@ def train(
     Args:
         config: YAML file (docs/cli.md lists its keys), the contents of one, or a recipe.
         overrides: Values that replace those of a file, as in ``{"training.max_steps": 20}``.
+        overwrite: Whether an ``output_dir`` that holds a run is moved to ``NAME.1``; otherwise it is refused.
 
     Returns:
         The run: the policy, its evaluations by name (``"random"``, ``"reference"``, ``"untrained"``, ``"before"``,
@@ -70,13 +74,18 @@ def train(
     Raises:
         ConfigError: A key is unknown or a value is invalid; the message names the key, and nothing has been played.
     """
-    return prepare(config, overrides=overrides).execute()
+    return prepare(config, overrides=overrides, overwrite=overwrite).execute()
 
 
 def prepare(
-    config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
+    config: str | Path | Mapping[str, Any] | Recipe,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> PreparedRun:
     """Check a configuration of :func:`train` and build what its run needs; nothing is played or written yet.
+
+    With ``overwrite``, the folder of an earlier run is moved aside.
 
     Raises:
         ConfigError: A key is unknown or a value is invalid; the key is named.
@@ -88,7 +97,7 @@ def prepare(
     else:
         recipe = read_recipe(config, overrides)
     with naming_the_file(config, overrides):
-        return PreparedRun(recipe)
+        return PreparedRun(recipe, overwrite=overwrite)
 
 
 class PreparedRun:
@@ -100,7 +109,7 @@ class PreparedRun:
         worlds: The environments.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, overwrite: bool = False) -> None:
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
         _check_folders(args)
@@ -110,7 +119,7 @@ class PreparedRun:
         with _in_section("warm_start", "settings"):
             self._imitation = imitation_values(recipe.warm_start.settings) if recipe.warm_start else {}
         self.recipe = recipe
-        self.worlds = Worlds(recipe, seed=args.seed, num_train_tasks=_num_train_tasks(args, recipe.num_train_tasks))
+        self.worlds = Worlds(recipe, seed=args.seed, num_train_tasks=recipe.num_train_tasks)
         store: RolloutStore | None = None
         if recipe.warm_start is not None and recipe.warm_start.from_store:
             store = open_store(recipe)
@@ -122,6 +131,7 @@ class PreparedRun:
             raise PlacedError(("model_settings", "load_in_4bit"), "cannot be combined with the model 'tiny'")
         policy = _tiny_policy(recipe, self.worlds, args.seed) if is_tiny else _loaded_policy(recipe, models, args)
         limit_threads(policy[0])
+        _make_room(args, overwrite)
         self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store)
         first = self.worlds[0]
         # None for several environments, whose rows name theirs
@@ -140,11 +150,10 @@ class PreparedRun:
             ConfigError: The output folder cannot be created.
             KeyboardInterrupt: Ctrl-C came while episodes were played outside of training.
         """
-        if self.run.is_main:
-            try:
-                self.run.output.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"training.output_dir cannot be created: {sentence_of(error)}") from error
+        with held(self.run.output) if self.run.is_main else nullcontext():
+            return self._execute()
+
+    def _execute(self) -> TrainingRun:
         try:
             if self.recipe.model == "tiny" and self.run.is_main:
                 self.warn_of_unknown_words()
@@ -236,9 +245,17 @@ class PreparedRun:
         return found
 
 
+def _make_room(args: Any, overwrite: bool) -> None:
+    if overwrite and not args.process_index and not args.resume_from_checkpoint:
+        move_aside(Path(args.output_dir or "outputs"))
+
+
 def _check_folders(args: GRPOEnvConfig) -> None:
     """Check that the output folder can be created and that the checkpoint to resume from exists."""
     output = Path(args.output_dir or "outputs")
+    if "$" in str(output) or str(output).startswith("~"):
+        text = f"must be a folder without ~ or variables, which are not replaced, got {shown(str(output))}"
+        raise PlacedError(("training", "output_dir"), text)
     there = next(path for path in (output, *output.absolute().parents) if path.exists())
     if not there.is_dir():
         raise PlacedError(("training", "output_dir"), f"must be a folder, but {there} is a file")
@@ -256,18 +273,6 @@ def _check_folders(args: GRPOEnvConfig) -> None:
         raise PlacedError(
             ("training", "resume_from_checkpoint"), f"must be a folder, auto or true, got {shown(requested)}"
         )
-
-
-def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
-    """Return the number of tasks that the run's steps need, if known, limited to ``most``."""
-    if args.max_steps <= 0:
-        return most
-    untyped: Any = args
-    world_size: int = untyped.world_size
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size
-    needed = args.max_steps * per_step / (args.num_generations or 1) / (args.num_iterations or 1)
-    whole_batch = (args.generation_batch_size or per_step) // (args.num_generations or 1)
-    return min(most, max(math.ceil(needed), whole_batch, 1))
 
 
 def _check_tiny(sizes: Mapping[str, Any]) -> None:
@@ -326,9 +331,8 @@ def _loaded_policy(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     with _in_section("model"):
         try:
             return load_policy(source, models, trust_remote_code=args.trust_remote_code)
-        except (OSError, ValueError, KeyError) as error:
-            reason = " ".join(sentence_of(error, 300).split())
-            raise ConfigError(f"cannot be loaded from {source!r}: {reason}") from error
+        except LOADING_ERRORS as error:
+            raise ConfigError(why_not_loaded(source, error)) from error
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from agentsgym.errors import ConfigError, StoreError, did_you_mean
 from agentsgym.store.columns import record_from_row, trajectory_from_row
 from agentsgym.store.parts import Part, read_row_group, scan, warn_of_unfinished
 from agentsgym.store.records import StoredRollout, record_from_line, record_to_line
+from agentsgym.store.runs import check_one_run
 from agentsgym.store.schema import JSONS, SCALARS, SCHEMA, Expression, Table
 from agentsgym.store.values import from_json
 from agentsgym.store.writer import RolloutWriter
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from agentsgym.types import Trajectory
 
+_NUMBERED: Final = ("generation", "group")  # which every run counts anew
 _INDEX: Final = "__index__"
 _JSON_COLUMNS: Final = (*JSONS, "env_config", "tools", "extra")
 _html_of = deferred("agentsgym.reports.html", "rollouts_html")
@@ -134,12 +136,16 @@ class RolloutStore(Sequence["Trajectory"]):
                 JSON columns are parsed first, so ``task_data`` is a dict.
 
         Raises:
-            ConfigError: A column is unknown, or the expression cannot be evaluated.
+            ConfigError: A column is unknown, the expression cannot be evaluated, or rollouts with a ``generation`` or
+                ``group`` are of several runs and ``run`` is not given.
         """
         names = [*SCALARS] if expression is not None else []
         table = self.table([*names, *(name for name in columns if name not in names)])
         kept: NDArray[np.bool_] = np.ones(len(self), dtype=np.bool_)
         for name, wanted in columns.items():
+            is_text = pa.types.is_string(table.schema.field(name).type)
+            if name not in _JSON_COLUMNS and isinstance(wanted, str) and not is_text:
+                raise ConfigError(f"the column {name!r} has no text, so it cannot be {shown(wanted)}")
             values = cast("list[Any]", table.column(name).to_pylist())
             if name in _JSON_COLUMNS:
                 values = [None if value is None else from_json(value) for value in values]
@@ -152,7 +158,11 @@ class RolloutStore(Sequence["Trajectory"]):
                 why = sentence_of(error).splitlines()[0]  # arrow appends the entire schema
                 raise ConfigError(f"the filter expression cannot be evaluated: {why}") from error
             kept &= np.isin(np.arange(len(self)), passed.column(_INDEX).to_numpy())
-        return self._view(np.asarray(self._rows, dtype=np.int64)[kept])
+        found = self._view(np.asarray(self._rows, dtype=np.int64)[kept])
+        numbered = [f"{name}={columns[name]}" for name in _NUMBERED if isinstance(columns.get(name), int)]
+        if numbered and expression is None and "run" not in columns:
+            check_one_run(found.table(["run"]).column("run").to_pylist(), f"rollouts with {numbered[0]} are")
+        return found
 
     def table(self, columns: Sequence[str] | None = None) -> Table:
         """Read columns, all by default, as a ``pyarrow.Table`` with one row per rollout.

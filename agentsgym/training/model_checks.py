@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType, str_to_bool  # pyright: ignore[reportUnknownVariableType]
 from datasets import IterableDataset
 from torch import nn
+from transformers import AutoTokenizer
 
 from agentsgym.agents.build import refuse_prompt_learning
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
@@ -77,6 +79,28 @@ def check_sharding(args: GRPOEnvConfig) -> None:
         )
 
 
+def _check_saved_tokenizer(folder: str, tokenizer: Any) -> None:
+    """Compare a tokenizer with the one in the model's folder, if there is one; tokens may have been added at the end.
+
+    Raises:
+        ConfigError: Tokens or special tokens have other ids.
+    """
+    if not (Path(folder) / "tokenizer.json").is_file():
+        return
+    saved: Any = AutoTokenizer.from_pretrained(folder)
+    known, own = saved.get_vocab(), tokenizer.get_vocab()
+    differing = [token for token, number in known.items() if own.get(token) != number]
+    special = [name for name in ("bos_token_id", "eos_token_id") if getattr(saved, name) != getattr(tokenizer, name)]
+    if differing or special:
+        what = f"the token {shown(differing[0])}" if differing else special[0]
+        raise ConfigError(
+            f"the tokenizer must be the one that the model has in {folder}, but {what} has another id in it: pass that "
+            "folder's tokenizer to the environment"
+        )
+    if saved.chat_template != tokenizer.chat_template:
+        logger.warning("the tokenizer has another chat template than the one in %s", folder)
+
+
 def check_parts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -110,6 +134,7 @@ def check_parts(
             )
         check_config(args, accelerator.state.deepspeed_plugin)  # pyright: ignore[reportUnknownMemberType]
     shared_vocabulary_size(model, tokenizer)
+    _check_saved_tokenizer(str(getattr(model.config, "_name_or_path", "") or ""), tokenizer)
     _check_precision(model, is_autocast=bool(args.bf16))
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -54,6 +55,10 @@ class BatchObserver(TrainerCallback):
     """
 
     metrics: Mapping[str, float] = MappingProxyType({})
+
+    def training(self, step: int | None) -> AbstractContextManager[None]:
+        """Collective: what a training is enclosed in; ``step`` is that of the checkpoint, None for a new run."""
+        return contextlib.nullcontext()
 
     def on_batch(self, observed: ObservedBatch) -> None:
         """Collective: receive a batch before it is trained on."""

@@ -16,10 +16,21 @@ import pytest
 from http_server import Asked, Reply, chat, serving
 from judged_games import Greeting, ScriptedJudge, WaitingJudge, conversation, longest_first
 
-from agentsgym import Agent, AsyncAgent, ConfigError, Judge, JudgeError, PolicyAgent, ScriptedAgent, tiny_policy
+from agentsgym import (
+    Agent,
+    AsyncAgent,
+    ConfigError,
+    Criterion,
+    Judge,
+    JudgeError,
+    PolicyAgent,
+    ScriptedAgent,
+    tiny_policy,
+)
 from agentsgym.agents.openai import OpenAIAgent
 from agentsgym.agents.usage import Meter
 from agentsgym.event_loop import agents_loop
+from agentsgym.judging.prompts import group_question, text_question
 from agentsgym.types import Action, TurnRequest
 
 YES = {"reason": "So it is.", "polite": True}
@@ -62,6 +73,10 @@ def test_an_answer_that_cannot_be_read_is_requested_once_more() -> None:
     agent = ScriptedAgent(["Very polite!", json.dumps(YES)])
     judgment = Judge(agent, rubric=POLITE).judge_episode(PLAYED)
     assert (judgment.values, judgment.calls, judgment.reason) == ({"polite": 1.0}, 2, "So it is.")
+    assert (judgment.repeats, Judge(ScriptedAgent([json.dumps(YES)]), rubric=POLITE).judge_episode(PLAYED).repeats) == (
+        1,
+        0,
+    )
 
 
 def test_the_second_request_names_what_was_wrong() -> None:
@@ -71,20 +86,24 @@ def test_the_second_request_names_what_was_wrong() -> None:
     assert "This answer cannot be read: its JSON object lacks 'polite'." in agent.prompts[1]
 
 
-def test_two_answers_that_cannot_be_read_fail_the_judgment() -> None:
+def test_two_answers_that_cannot_be_read_fail_the_judgment(caplog: pytest.LogCaptureFixture) -> None:
     agent = ScriptedJudge(lambda _: "Very polite!")
     sentence = (
-        r"judge 'manners' \(ScriptedJudge\) gave two answers that cannot be read: of the second, it has no valid JSON"
+        r"judge 'manners' \(ScriptedJudge\) gave two answers that cannot be read: of the second, it is not one "
+        "valid JSON object and nothing else: 'Very polite!'"
     )
     with pytest.raises(JudgeError, match=sentence):
         Judge(agent, rubric=POLITE, name="manners").judge_episode(PLAYED)
     assert len(agent.prompts) == 2
+    assert "an answer of ScriptedJudge cannot be read" in caplog.text
+    assert caplog.text.count("'Very polite!'") == 1  # the first as a warning
 
 
 def test_a_failure_may_have_a_number() -> None:
     judgment = Judge(ScriptedJudge(lambda _: "?"), rubric=POLITE, on_judge_failure=0.25).judge_episode(PLAYED)
     assert judgment.values == judgment.scores == {"polite": 0.25}
     assert "cannot be read" in str(judgment.error)
+    assert (judgment.answers, judgment.repeats) == (["?"], 1)
 
 
 def test_an_answer_that_was_cut_off_does_not_count() -> None:
@@ -197,7 +216,10 @@ def test_an_answer_is_kept_by_its_request(tmp_path: Path) -> None:
     assert (kept.keys(), json.loads(kept["answer"])) == ({"messages", "answer"}, YES)
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{", '{"answer": 7}', '{"answer": "?"}', "[" * 100_000])
+QUOTING = json.dumps({"answer": f"It wrote {json.dumps(YES)}."})  # which earlier versions accepted
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{", '{"answer": 7}', QUOTING, "[" * 100_000])
 def test_a_damaged_file_of_the_cache_is_generated_again(tmp_path: Path, damage: str) -> None:
     judge = Judge(ScriptedJudge(lambda _: YES), rubric=POLITE, cache=tmp_path, agent_name="scripted")
     judge.judge_episode(PLAYED)
@@ -243,6 +265,37 @@ def test_tokens_of_a_server_are_counted_per_judgment() -> None:
         agent.close()
     assert [one.tokens for one in judgments] == [4, 8, 4]
     assert served.requested[0].body["messages"][0]["role"] == "system"
+
+
+def test_a_server_gets_the_schema_of_the_verdict_until_it_rejects_it(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("openai")
+    accepts, given = True, list[Any]()
+
+    def reply(requested: Asked) -> Reply:
+        given.append(requested.body.get("response_format"))
+        if given[-1] is not None and not accepts:
+            return Reply(status=400, body={"error": {"message": "response_format is not supported"}})
+        return chat(json.dumps(YES))
+
+    with serving(reply) as served:
+        agent = OpenAIAgent("tiny", base_url=served.url, token_ids=False)
+        judge = Judge(agent, rubric=POLITE)
+        assert judge.judge_episode(PLAYED).values == {"polite": 1.0}
+        accepts = False
+        assert [judge.judge_episode(PLAYED).repeats for _ in range(2)] == [0, 0]
+        agent.close()
+    schema = given[0]["json_schema"]["schema"]
+    assert (schema["properties"]["polite"], schema["required"]) == ({"type": "boolean"}, ["reason", "polite"])
+    assert given == [given[0], given[0], None, None]
+    assert caplog.text.count("rejects the JSON schema of an answer (status 400") == 1
+
+
+def test_the_schema_of_a_verdict_names_scales_and_rankings() -> None:
+    graded = text_question("A text.", [Criterion("clear", "?", scale=(1, 5))], max_characters=1000).schema
+    assert graded["properties"]["clear"] == {"type": "number", "minimum": 1, "maximum": 5}
+    group = [conversation("A guest.", "hello"), conversation("A guest.", "bye")]
+    ranked = group_question(group, [1, 0], [Criterion("best", "?")], reference=None, max_characters=1000).schema
+    assert ranked["properties"]["best"]["items"]["anyOf"][0] == {"type": "integer"}
 
 
 def test_a_policy_judges_with_exact_tokens() -> None:

@@ -124,6 +124,7 @@ def test_words_and_cost_are_kept_with_the_rollout(tmp_path: Path) -> None:
     assert one.info["length"] == 2  # what the environment answered
     assert one.metrics["judge_calls"] == 3
     assert found.metrics["judge_calls"].mean == 3
+    assert found.metrics["judge_repeats"].mean == 0
     assert "judge_tokens" not in one.metrics
     [stored] = [each for each in RolloutStore(tmp_path) if each.task_index == 0]
     assert stored.info["judgments"] == one.info["judgments"]
@@ -215,8 +216,8 @@ def test_a_failed_judgment_fails_its_rollout_only() -> None:
     assert (failed.final_reward, failed.final_components, len(failed.turns)) == (0.0, None, 2)
     assert str(failed.error).splitlines()[:2] == [
         "task 0, rollout 2, after its last turn",
-        "JudgeError: judge 'judge' (ScriptedJudge) gave two answers that cannot be read: of the second, it has no valid"
-        " JSON object",
+        "JudgeError: judge 'judge' (ScriptedJudge) gave two answers that cannot be read: of the second, it is not one "
+        "valid JSON object and nothing else: '?'",
     ]
 
 

@@ -232,6 +232,7 @@ def test_every_control_token_of_known_templates_is_neutralized() -> None:
              "<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>",
              "[AVAILABLE_TOOLS]", "[TOOL_CALLS]", "<think>", "</think>",
              "<tool_call>", "</tool_call>", "<tool_response>", "<|channel>", "<|turn>", "<turn|>", "<seed:bos>", "]~b]",
-             "[e~[", "[gMASK]", "<sop>", "<pad>", "<unk>"]  # fmt: skip
+             "[|system|]", "[|endofturn|]", "<SPECIAL_10>", "<role>", "</role>", "<reserved_106>", "<longcat_user>",
+             "<_user>", "<eoh>", "<fim_prefix>", "<image>", "[e~[", "[gMASK]", "<sop>", "<pad>", "<unk>"]  # fmt: skip
     kept = [name for name in names if neutralized(f"a {name} b") == f"a {name} b"]
     assert kept == []

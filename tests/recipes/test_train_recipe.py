@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from agentsgym.recipes import run as run_module
 from agentsgym.recipes.train import prepare
 from agentsgym.recipes.warm_start import play_demonstrations, stored_demonstrations
 from agentsgym.reports.plots import curve_of
+from agentsgym.store.runs import held
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -227,7 +230,7 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
         agentsgym.train(recipe(tmp_path, warm_start={**warm_start, "filters": {"finl_reward": 1}}))
     other = {**GAME, "env_config": {**config, "objects": ["dog", "apple"]}}
     with pytest.raises(ConfigError, match=r"warm_start\.player has .* the tokenizer cannot encode part"):
-        agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[other]))
+        agentsgym.train(recipe(tmp_path / "other", warm_start=warm_start, environments=[other]))
 
 
 SELF_PLAY: dict[str, Any] = {
@@ -243,10 +246,20 @@ def test_self_play_is_evaluated_against_another_opponent(tmp_path: Path, *, seve
     run = agentsgym.train(recipe(tmp_path, environments=parts, evaluation=evaluation, warm_start=None))
     for name in ("before", "after"):  # against itself the policy has both seats in every rollout
         assert all(len(set(one.roles)) == 1 for one in run.evaluations[name].trajectories)
-    alone = prepare(recipe(tmp_path, environments=[SELF_PLAY], evaluation=evaluation, warm_start=None))
+    alone = prepare(recipe(tmp_path / "alone", environments=[SELF_PLAY], evaluation=evaluation, warm_start=None))
     assert alone.env is not None
     assert alone.eval_env is not None
     assert (alone.env.env_config["opponent"], alone.eval_env.env_config["opponent"]) == ("self", "random")
+
+
+def test_the_number_of_steps_changes_neither_tasks_nor_demonstrations(tmp_path: Path) -> None:
+    runs = [
+        prepare(recipe(tmp_path, training={**recipe(tmp_path)["training"], "max_steps": steps}, num_train_tasks=50))
+        for steps in (2, 6, 500)
+    ]
+    [tasks] = {str(one.worlds.train) for one in runs}
+    assert tasks.count("'seed'") == 50
+    assert all(one.run.tokenizer.get_vocab() == runs[0].run.tokenizer.get_vocab() for one in runs)
 
 
 class Fields(GuessNumber):
@@ -292,6 +305,10 @@ def test_what_the_embedded_policy_cannot_read_is_reported_before_anything_is_pla
             r"warm_start\.player cannot be 'imitation': .* no demonstrator",
         ),
         ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: cannot be loaded from 'no/such/folder'"),
+        ({"model": "smolm2", "tiny": {}}, r"cannot be loaded from 'smolm2' \(no such folder; did you mean 'smollm2'"),
+        ({"training": {"save_strategy": False}}, r"training\.save_strategy must be a name, but YAML reads no"),
+        ({"training": {"max_steps": 16**70}}, r"training\.max_steps must be a number of at most 63 bits"),
+        ({"training": {"output_dir": "$HOME/x"}}, r"training\.output_dir must be a folder without ~ or variables"),
         ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),
         (
@@ -337,7 +354,7 @@ def test_the_file_of_the_page_can_be_run_as_it_is(tmp_path: Path, monkeypatch: p
     course = prepare(tmp_path / "tools.yaml")
     [world] = course.worlds
     assert (world.label, len(course.worlds.eval["PriceList"]), len(course.worlds.train["PriceList"])) == (
-        "PriceList", 600, 1600,
+        "PriceList", 600, 10_000,
     )  # fmt: skip
     assert course.run.args.learning_rate == 3e-4
     assert list(tmp_path.iterdir()) == [tmp_path / "tools.yaml"]
@@ -388,6 +405,30 @@ def test_before_and_after_are_kept_beside_training_and_can_be_compared(tmp_path:
     assert after_training is not None
     assert [(x, one.mean) for x, one in curve.evaluations][1:] == [(8, after_training.mean)]
     assert {*curve.references} == {*run.evaluations} - {"before", "after"}
+
+
+def test_a_folder_has_one_run(tmp_path: Path) -> None:
+    given = recipe(tmp_path, evaluation={"num_tasks": 2}, warm_start=None)
+    storing = {"training.store_rollouts": True}
+    first = agentsgym.train(given, overrides=storing)
+    store = first.output / "rollouts"
+    rows = [(one.source, one.agent, one.step) for one in RolloutStore(store).records()]
+    with pytest.raises(ConfigError, match=r"out holds a run already \(summary\.json, training-.*--overwrite"):
+        agentsgym.train(given, overrides=storing)
+    again = agentsgym.train(given, overrides={**storing, "training.resume_from_checkpoint": "auto"})
+    records = [*RolloutStore(store).records()]
+    assert {one.run for one in records} == {again.run_name} == {first.run_name}
+    assert sorted(map(str, rows)) == sorted(str((one.source, one.agent, one.step)) for one in records)
+    assert [*store.glob("*.superseded")]
+    other = agentsgym.train(given, overrides=storing, overwrite=True)
+    assert {one.run for one in RolloutStore(store).records()} == {other.run_name}
+    assert len(RolloutStore(tmp_path / "out.1" / "rollouts")) == len(rows)
+    with held(other.output):
+        code = (
+            f"from agentsgym.store.runs import held\nwith held(__import__('pathlib').Path({str(other.output)!r})): pass"
+        )
+        found = subprocess.run([sys.executable, "-c", code, other.output], capture_output=True, text=True, check=False)
+    assert "another process is training into" in found.stderr
 
 
 def test_evaluations_alone_are_kept_or_left_out_as_requested(tmp_path: Path) -> None:

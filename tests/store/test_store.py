@@ -20,6 +20,8 @@ from stored import indices_of, rollout, stored
 
 from agentsgym import ConfigError, PolicyAgent, RolloutStore, StopReason, StoreError, evaluate, tiny_policy
 from agentsgym.envs import TwentyQuestionsEnv
+from agentsgym.evaluation.compare import compare
+from agentsgym.reports.plots import curve_of
 from agentsgym.store import parts
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import ADDED_LATER, SCHEMA, VERSION_KEY
@@ -37,6 +39,20 @@ def test_parts_of_several_writers_are_one_store_in_the_order_of_writing(tmp_path
     assert repr(store) == f"RolloutStore({str(tmp_path)!r}, 150 rollouts)"
     with pytest.raises(IndexError, match=r"150 rollouts.* has no rollout 150"):
         store[150]
+
+
+def test_runs_are_not_mixed(tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        store = stored(tmp_path, range(4), run=run, source="training", generation=1)
+    ask = r"of 2 runs: choose one with the column run, from 'first', 'second'"
+    for mixed in (lambda: store.filter(generation=1), lambda: compare(store, store), lambda: curve_of(store)):
+        with pytest.raises(ConfigError, match=ask):
+            mixed()
+    chosen = store.filter(generation=1, run="first")
+    assert len(chosen) == len(compare(chosen, store.filter(run="second")).tasks) == 4
+    assert len(curve_of(chosen).points) <= 1
+    with pytest.raises(ConfigError, match="the column 'success' has no text, so it cannot be 'yes'"):
+        store.filter(success="yes")
 
 
 def test_slices_and_filters_are_stores_and_go_together(tmp_path: Path) -> None:

@@ -129,12 +129,22 @@ def test_settings_that_no_longer_exist_do_not_prevent_resuming_if_they_were_off(
 def test_a_checkpoint_inside_a_generation_cycle_is_refused(tmp_path: Path) -> None:
     changes = {"num_iterations": 2, "save_strategy": "steps", "save_steps": 2}
     trained(tmp_path, max_steps=3, **changes)
-    resumed = trainer_of(tmp_path, max_steps=6, **changes)
+    resumed = trainer_of(tmp_path, dataset=unseeded(), max_steps=6, **changes)
     with pytest.raises(ConfigError, match=r"resumed only at a multiple of 2 steps.*from step 3"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     resumed.train(resume_from_checkpoint=True)  # passes over it
     assert resumed.state.log_history[2]["epoch"] == resumed.state.log_history[1]["epoch"] + 1 / 8
     assert resumed.state.global_step == 6
+
+
+def test_other_tasks_and_another_configuration_of_the_environment_are_refused(tmp_path: Path) -> None:
+    trained(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    rows = Dataset.from_list([{"task_data": {"number": number % 7}} for number in range(8)])
+    for own in ({"dataset": rows}, {"dataset": unseeded(), "env_config": {"max_steps_per_episode": 2}}):
+        with pytest.raises(ConfigError, match=r"was saved with tasks=.* would play different tasks"):
+            trainer_of(tmp_path, max_steps=4, **own).train(resume_from_checkpoint=True)
+    same = trainer_of(tmp_path, max_steps=3, dataset=unseeded())
+    assert same.train(resume_from_checkpoint=True).global_step == 3
 
 
 @pytest.mark.parametrize(

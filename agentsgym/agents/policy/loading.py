@@ -6,19 +6,23 @@ import functools
 import itertools
 import json
 import logging
+import pickle
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from agentsgym.agents.policy.packaged import adapted_base, converted
-from agentsgym.errors import ConfigError
+from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted
+from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
 logger = logging.getLogger(__name__)
+
+LOADING_ERRORS: Final = (OSError, ValueError, KeyError, pickle.UnpicklingError)
+"""What loading raises if a folder or a Hub name has no usable model."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # anything else can only be a path
 
@@ -64,6 +68,13 @@ def load_model(
     return model, tokenizer
 
 
+def why_not_loaded(name_or_path: str, error: Exception) -> str:
+    """Describe the failure to load a model, as the end of a sentence."""
+    is_there = Path(name_or_path).exists()
+    hint = "" if is_there else f" (no such folder{did_you_mean(name_or_path, PACKAGED)})"
+    return f"cannot be loaded from {shown(name_or_path)}{hint}: {' '.join(sentence_of(error, 300).split())}"
+
+
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     """Load a policy for sampling: on the accelerator if there is one, in its saved precision.
 
@@ -79,9 +90,8 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         )
     try:
         model, tokenizer = load_model(name_or_path, dtype="auto")
-    except (OSError, ValueError, KeyError) as error:
-        reason = sentence_of(error, 300).partition("\n")[0]
-        raise ConfigError(f"the policy cannot be loaded from {shown(name_or_path)}: {reason}") from error
+    except LOADING_ERRORS as error:
+        raise ConfigError(f"the policy {why_not_loaded(name_or_path, error)}") from error
     accelerator = torch.accelerator.current_accelerator(check_available=True)  # a CUDA build may find no GPU
     if accelerator is not None:
         return model.to(accelerator), tokenizer

@@ -74,9 +74,13 @@ def export(  # options of a command
 def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[str]:
     from agentsgym.export import dpo_examples, kto_examples, sft_examples  # noqa: PLC0415
     from agentsgym.store.records import record_to_line  # noqa: PLC0415
+    from agentsgym.store.runs import check_one_run  # noqa: PLC0415
 
     if to == "jsonl":
         return map(record_to_line, store.records())
+    check_one_run(
+        store.filter(source="training").table(["run"]).column("run").to_pylist(), "the rollouts to export are"
+    )
     if to == "sft":
         found = sft_examples(store.records(), min_reward)
     elif to == "kto":

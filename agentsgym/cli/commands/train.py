@@ -35,6 +35,9 @@ def train(
             "VALUE is parsed as JSON if possible, and is otherwise a string. Repeatable.",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Move an earlier run in output_dir to NAME.1; nothing is deleted.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a policy: evaluate, warm-start, train, and evaluate again.
@@ -55,7 +58,7 @@ def train(
     # steps are logged if no progress bar can be shown
     logging.getLogger("agentsgym.observers.learning_curve").setLevel(logging.INFO)
     with usage_errors():
-        prepared = prepare(config, overrides=options.key_values(set_values, "--set"))
+        prepared = prepare(config, overrides=options.key_values(set_values, "--set"), overwrite=overwrite)
     with contextlib.redirect_stdout(sys.stderr):  # only results go to standard output
         try:
             run = prepared.execute()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,4 +106,6 @@ def _print(text: str) -> None:
 
 def _remark_left_out(store: RolloutStore, shown: int) -> None:
     if shown < len(store):
-        remark(f"showing the newest {shown:,} of {len(store):,}; use --limit to show more")
+        agents = store[: len(store) - shown].table(["agent"]).column("agent").to_pylist()
+        left_out = ", ".join(f"{count:,} of {name or 'unknown'}" for name, count in Counter(agents).items())
+        remark(f"showing the newest {shown:,} of {len(store):,}, without {left_out}; use --limit to show more")

@@ -177,6 +177,11 @@ class Environments:
         if index < 0:
             raise ConfigError(f"{name} must contain at least one row, got none")
 
+    @property
+    def env_config(self) -> dict[str, Any] | None:
+        """The configuration of the only environment; None if each row names its own."""
+        return None if self._env is None else {**self._env.env_config}
+
     def of(self, row: DatasetRow) -> MultistepEnv:
         """Return a row's environment, with the run's chat template options if the row sets none."""
         if not isinstance(row.get("task_data"), Mapping):

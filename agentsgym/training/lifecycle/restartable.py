@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transformers.trainer_utils import TrainOutput
 
     from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.envs.datasets.environments import Environments
     from agentsgym.training._trl import TRLInterface
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.generation.generator import RolloutGenerator
@@ -94,11 +95,12 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
     value_model: ValueModel | None
     generator: RolloutGenerator
     observers: list[BatchObserver]
+    environments: Environments
     curriculum: Curriculum | None = None
 
     def _set_up_lifecycle(self, trl: TRLInterface) -> None:
         """Set up checkpoints, preemption and checks for NaN and infinity; called at the end of the constructor."""
-        self._checkpoints = CheckpointWriter(trl, self.args, partial(facts_of, self.args, self.train_dataset))
+        self._checkpoints = CheckpointWriter(trl, self.args, self._facts)
         self._resumed = ResumePoint()
         self._trl_interface = trl
         self._preemption = Preemption(trl, self.args, self._stateful_parts)
@@ -107,6 +109,9 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         self.add_callback(self._finite_check)
         self.add_callback(self._preemption)
         self._open_trainer = OpenTrainer()
+
+    def _facts(self) -> dict[str, Any]:
+        return facts_of(self.args, self.train_dataset, self.environments.env_config)
 
     def _stateful_parts(self) -> list[Stateful]:
         """Return the stateful parts that a generation batch changes, in addition to random generators and counters."""
@@ -171,7 +176,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         self._resumed = ResumePoint()
         if resume_from_checkpoint:
             *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())
-            facts, run_folder = facts_of(self.args, self.train_dataset), Path(self._trl_interface.run_folder())
+            facts, run_folder = self._facts(), Path(self._trl_interface.run_folder())
             self._resumed = find_resume_point(resume_from_checkpoint, run_folder, self.args, facts, max_steps)
         folder = self._resumed.folder
         if folder is not None:
@@ -182,7 +187,10 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             load_order(folder, self.generator.order)
             load_reference(folder, self._trl_interface.synced_reference())
         train = partial(super().train, None if folder is None else str(folder), *args, **kwargs)
-        return self._preemption.run(train, folder)
+        with contextlib.ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer.training(self._resumed.step if resume_from_checkpoint else None))
+            return self._preemption.run(train, folder)
 
     def _check_can_evaluate(self) -> None:
         """Raise if the trainer is closed, or if transformers would set up DeepSpeed only for evaluation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -64,6 +65,7 @@ def preserve_rng_state(device: torch.device) -> Generator[None]:
 
 logger = logging.getLogger(__name__)
 
+_MAX_HASHED: Final = 1000  # rows, evenly spaced
 # Prefixes of the names of settings that do not affect the trained policy.
 _IRRELEVANT_SETTINGS: Final = (
     *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log", "save_", "hub_", "push_to_hub"),
@@ -87,13 +89,17 @@ class ResumePoint:
     step: int = 0
 
 
-def facts_of(args: GRPOEnvConfig, dataset: Any) -> dict[str, Any]:
+def facts_of(args: GRPOEnvConfig, dataset: Any, env_config: Any = None) -> dict[str, Any]:
     """The facts about a run, as JSON for its checkpoints, that a resumed run is compared with."""
     order: dict[str, Any] = {
         "num_rows": None if isinstance(dataset, IterableDataset) else len(dataset),
         "generation_batch_size": args.generation_batch_size,
         "rollouts_per_step": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,  # pyright: ignore[reportUnknownMemberType]
     }
+    if order["num_rows"] is not None:
+        rows = [dataset[index] for index in range(0, len(dataset), len(dataset) // _MAX_HASHED + 1)]
+        text = json.dumps([rows, env_config], default=lambda value: type(value).__qualname__, skipkeys=True)
+        order["tasks"] = hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
     order |= {name: getattr(args, name) for name in ("num_generations", "num_iterations", "shuffle_dataset", "seed")}
     settings: Any = json.loads(json.dumps(args.to_dict(), default=repr))
     plugin: Any = args.deepspeed_plugin
@@ -204,7 +210,7 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
     if then is None or not then.get("order"):
         return
     for name, value in now["order"].items():
-        if then["order"].get(name) != value:
+        if then["order"].get(name, value if name == "tasks" else None) != value:  # unknown in older checkpoints
             raise ConfigError(
                 f"{folder} was saved with {name}={then['order'].get(name)!r} but this run has {value!r} and would "
                 "play different tasks: restore the saved value, or start a new run with this checkpoint as its model"
