@@ -60,6 +60,7 @@ class PolicyEndpoint:
         self._handlers: dict[str, tuple[str, Handler, Dialect]] = {
             "/v1/reward": ("POST", self._reward, CHAT),
             "/v1/models": ("GET", self._models, CHAT),
+            "/v1/messages/count_tokens": ("POST", self._count, MESSAGES),
             **{dialect.path: ("POST", self._call, dialect) for dialect in DIALECTS},
         }
 
@@ -119,7 +120,8 @@ class PolicyEndpoint:
 
         request, path = Request(scope, receive), str(scope["path"])
         unknown = "", self._call, MESSAGES if "/messages" in path else CHAT
-        method, handler, dialect = self._handlers.get(path, unknown)
+        known = "/v1/models" if path.startswith("/v1/models/") else path
+        method, handler, dialect = self._handlers.get(known, unknown)
         try:
             response = await handler(request, await self._session(request, method), dialect)
         except CallError as error:
@@ -137,6 +139,8 @@ class PolicyEndpoint:
         key = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
         session = self.sessions.get(key)
         if key in self.openers:
+            if method == "GET":  # a list of models is requested before there is a session
+                return Session()
             session = await self.openers[key](request.headers.get(SESSION_HEADER, ""))
         if session is None:
             raise CallError("the API key is not that of a running session", status=401, code="invalid_api_key")
@@ -147,8 +151,18 @@ class PolicyEndpoint:
         return session
 
     async def _models(self, request: Request, session: Session, dialect: Dialect) -> Response:
-        entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentsgym"}
-        return _json({"object": "list", "data": [entry]})
+        name = request.url.path.removeprefix("/v1/models").removeprefix("/")
+        entry: dict[str, Any] = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "agentsgym"}
+        whole: dict[str, Any] = {"object": "list"}
+        if "anthropic-version" in request.headers:
+            created = "1970-01-01T00:00:00Z"
+            entry = {"id": name or MODEL, "type": "model", "display_name": name or MODEL, "created_at": created}
+            whole = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+        return _json(entry if name else {**whole, "data": [entry]})
+
+    async def _count(self, request: Request, session: Session, dialect: Dialect) -> Response:
+        call = dialect.parse({"max_tokens": 1, **await _body(request)}, session.conversations.get)
+        return _json({"input_tokens": session.num_tokens(call)})
 
     async def _reward(self, request: Request, session: Session, dialect: Dialect) -> Response:
         body = await _body(request)
@@ -178,7 +192,8 @@ class PolicyEndpoint:
             leaving.cancel()
         if dialect is RESPONSES:  # ``previous_response_id`` may continue these conversations
             stored = session.conversations
-            stored.update((reply.call_id, [*call.messages, answer_message(reply)]) for reply in replies)
+            own = call.messages[bool((call.extra or {}).get("instructions")) :]  # which are not carried over
+            stored.update((reply.call_id, [*own, answer_message(reply)]) for reply in replies)
             while len(stored) > _MAX_STORED:
                 del stored[next(iter(stored))]
         created, headers = int(time.time()), {CALL_HEADER: replies[0].call_id}
