@@ -1,6 +1,8 @@
 """Programs that misbehave: each fails alone, nothing hangs, and no text of a task is run as a script."""
 
 import asyncio
+import http.client
+import json
 import os
 import sys
 import tempfile
@@ -9,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from program_client import Client, RecordingAgent, converse, user
 
@@ -18,6 +21,8 @@ from agentsgym.envs.AgentProgram.exchange import CallTree, _stopped  # pyright: 
 from agentsgym.envs.AgentProgram.programs import RunningCommand
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.event_loop import run_coroutine
+from agentsgym.judging.prompts import turn_question
+from agentsgym.judging.rubric import Criterion
 from agentsgym.processes import ProcessGroup
 from agentsgym.testing import chat_tokenizer
 
@@ -287,3 +292,54 @@ def test_a_completion_that_its_end_token_ended_is_continued_without_it() -> None
     _, before, ids, _ = agent.answers[0]
     assert agent.answers[1][1][: len(before) + len(ids) - 1] == [*before, *ids[:-1]]
     assert end not in agent.answers[2][1]
+
+
+def test_models_and_counts_have_the_form_of_each_sdk() -> None:
+    found: list[Any] = []
+
+    def program(task: Any, endpoint: Any) -> float:
+        ours = openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        client, headers = Client(endpoint), {"x-api-key": endpoint.api_key, "anthropic-version": "2023-06-01"}
+        found.extend([[one.id for one in ours.models.list()], ours.models.retrieve("policy").object])
+        for path in ("/v1/models", "/v1/models/policy"):
+            connection = http.client.HTTPConnection(client.host, timeout=30)
+            connection.request("GET", path, headers=headers)
+            found.append(json.loads(connection.getresponse().read()))
+            connection.close()
+        found.append(client.post("/v1/messages/count_tokens", {"model": "m", "messages": [user("go")]})[1])
+        client.speak(user("go"))
+        return 1.0
+
+    [one] = AgentProgramEnv(TOKENIZER, program=program).rollout([{}], RecordingAgent(TOKENIZER))
+    assert one.error is None
+    entry = {"id": "policy", "type": "model", "display_name": "policy", "created_at": "1970-01-01T00:00:00Z"}
+    whole = {"has_more": False, "first_id": "policy", "last_id": "policy", "data": [entry]}
+    assert found == [["policy"], "model", whole, entry, {"input_tokens": one.turns[0].start}]
+
+
+def test_a_judge_of_a_turn_sees_its_conversation_alone() -> None:
+    def program(task: Any, endpoint: Any) -> float:
+        client, first = Client(endpoint), [user("conversation A")]
+        first += [client.speak(*first), user("more of A")]
+        client.speak(user("conversation B"))
+        client.speak(*first)
+        return 1.0
+
+    [one] = AgentProgramEnv(TOKENIZER, program=program).rollout([{}], RecordingAgent(TOKENIZER, texts=["fine", "good"]))
+    asked = turn_question(one, 2, [Criterion("judge", "Good?")], reference=None, max_characters=4000)
+    text = asked.messages[-1]["content"]
+    assert "conversation A" in text
+    assert "more of A" in text
+    assert "conversation B" not in text
+
+
+def test_white_space_makes_another_message_of_a_user_and_none_of_an_answer() -> None:
+    def program(task: Any, endpoint: Any) -> float:
+        client = Client(endpoint)
+        answer = client.speak(user("go"))["content"]
+        for first, second in (("go", f" {answer}\n"), (" go\n", answer)):
+            client.speak(user(first), {"role": "assistant", "content": second}, user(f"on {first}"))
+        return 1.0
+
+    [one] = AgentProgramEnv(TOKENIZER, program=program).rollout([{}], RecordingAgent(TOKENIZER, texts=["four"]))
+    assert one.info["num_conversations"] == 2

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError
-from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, answer_message
+from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, carried_over
 from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_number
@@ -192,8 +192,7 @@ class PolicyEndpoint:
             leaving.cancel()
         if dialect is RESPONSES:  # ``previous_response_id`` may continue these conversations
             stored = session.conversations
-            own = call.messages[bool((call.extra or {}).get("instructions")) :]  # which are not carried over
-            stored.update((reply.call_id, [*own, answer_message(reply)]) for reply in replies)
+            stored.update((reply.call_id, carried_over(call, reply)) for reply in replies)
             while len(stored) > _MAX_STORED:
                 del stored[next(iter(stored))]
         created, headers = int(time.time()), {CALL_HEADER: replies[0].call_id}
