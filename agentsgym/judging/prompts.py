@@ -206,8 +206,8 @@ def turn_question(
     trajectory: Trajectory, turn: int, criteria: Sequence[Criterion], *, reference: Any, max_characters: int
 ) -> Question:
     """Ask about one turn, of which the judge sees what came before, and not what followed."""
-    at = trajectory.turns[turn].message_index
-    data = ["BEFORE THE TURN", _conversation(trajectory, 0, at, max_characters)]
+    at, prompt = trajectory.turns[turn].message_index, trajectory.turns[turn].prompt_messages
+    data = ["BEFORE THE TURN", _conversation(trajectory, 0, at, max_characters, prompt)]
     data += ["THE TURN", _conversation(trajectory, at, at + 1, max_characters), "END OF THE TURN"]
     task = f"Grade turn {turn} of the agent, the last message, in the light of what came before."
     return Question(messages=_messages(task, criteria, reference, data, _form(criteria)), criteria=criteria)
@@ -271,16 +271,22 @@ def _form(criteria: Sequence[Criterion]) -> str:
     return "{" + ", ".join(answers) + "}"
 
 
-def _conversation(trajectory: Trajectory, start: int, stop: int, max_characters: int) -> str:
-    """Quote the messages [start, stop) with a heading each; long ones are shortened if all exceed the limit."""
-    turns = {turn.message_index: k for k, turn in enumerate(trajectory.turns)}
-    texts = [_text_of(message) for message in trajectory.messages[start:stop]]
+def _conversation(
+    trajectory: Trajectory, start: int, stop: int, max_characters: int, prompt: Sequence[Message] | None = None
+) -> str:
+    """Quote the messages [start, stop) with a heading each; long ones are shortened if all exceed the limit.
+
+    A ``prompt`` that differs from the recorded messages, as one of several conversations does, replaces them.
+    """
+    turns = {turn.message_index: k for k, turn in enumerate(trajectory.turns) if prompt is None}
+    messages = trajectory.messages[start:stop] if prompt is None else prompt
+    texts = [_text_of(message) for message in messages]
     if sum(map(len, texts)) > max_characters:
         limit = max(_MIN_CHARACTERS, max_characters // len(texts))
         texts = [shortened(text, limit) for text in texts]
     authors = [
         f"the agent, turn {turns[at]}" if at in turns else _ROLES.get(str(message.get("role")), "the environment")
-        for at, message in enumerate(trajectory.messages[start:stop], start)
+        for at, message in enumerate(messages, start)
     ]
     return "\n".join(f"--- {author}:\n{quoted(text)}" for author, text in zip(authors, texts, strict=True))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import queue
 import secrets
 import threading
@@ -34,6 +35,8 @@ from agentsgym.types import Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 _OPENING_S: Final = 60.0  # for a session to begin; longer only if the agent blocks the process
 _CLOSING_S: Final = 10.0  # for all open sessions to end
 _CHECKING_S: Final = 0.5  # between checks that the server still plays
@@ -45,6 +48,7 @@ class PolicySession:
     Attributes:
         endpoint: The URL and the key for the program's client.
         task_data: The task.
+        has_begun: Whether the endpoint accepted calls before the time limit.
         rollout: The finished rollout; None until :meth:`finish`.
     """
 
@@ -55,6 +59,7 @@ class PolicySession:
         self._begun: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
         self._over, self._stored = threading.Event(), threading.Event()
         self._idle_s = idle_s
+        self.has_begun = False
         self._grade: Any = 0.0, {}
 
     @property
@@ -79,7 +84,7 @@ class PolicySession:
             success: Whether the task was solved; None if unknown.
 
         Returns:
-            The rollout; failed if no call was answered.
+            The rollout; failed if no call was answered. That a budget cut it is its ``stop_reason``, and logged.
 
         Raises:
             AgentsGymError: The server was closed, or an error of the agent or of ``on_rollout`` ended it.
@@ -90,13 +95,16 @@ class PolicySession:
             self._check()
         if self.rollout is None:
             raise EnvError("the server was closed before the session ended")
+        if self.rollout.stop_reason.truncated:
+            text = "session %s was cut after %d calls (%s), and calls after them were rejected with status 403"
+            logger.warning(text, self.rollout.session_id, len(self.rollout.turns), self.rollout.stop_reason.value)
         return self.rollout
 
     # Called by the server
 
     def play(self, endpoint: Endpoint) -> Any:
         """Wait for the end of the session, as a program, and return its grade."""
-        endpoint.session.on_final = self.end
+        endpoint.session.on_final, endpoint.session.is_ended_by_owner = self.end, True
         self._begun.put(endpoint)
         while not self._over.wait(self._idle_s):
             if time.monotonic() - endpoint.session.last_used >= cast("float", self._idle_s):
@@ -108,9 +116,11 @@ class PolicySession:
         try:
             self.endpoint = self._begun.get(timeout=_OPENING_S)
         except queue.Empty as error:
+            self.end()  # so that it takes no slot later
             raise EnvError(
                 f"the session did not begin within {_OPENING_S:g} s: the server is full or closed"
             ) from error
+        self.has_begun = True
 
     def store(self, rollout: Trajectory | None) -> None:
         """Keep the finished rollout."""
@@ -229,7 +239,7 @@ class PolicyServer:
         rollout = dataclasses.replace(rollout, task_data=session.task_data)  # without the key by which _play found it
         if self._named and "name" in session.task_data:
             agents_loop().call_soon_threadsafe(self._named.pop, session.task_data["name"], None)
-        if self._on_rollout is not None:
+        if self._on_rollout is not None and session.has_begun:
             self._on_rollout(rollout)
         session.store(rollout)
 

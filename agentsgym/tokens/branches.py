@@ -14,6 +14,7 @@ of arguments, without its reasoning, or with other ids of its tool calls. Its sa
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +99,7 @@ class BranchingTranscript(Transcript):
         found = next((self._answered[one] for one in reversed(digests[:-1]) if one in self._answered), None)
         new = None if found is None else self._continuation(chat_format, found, messages[found.num_messages :])
         if new is None:
-            found, new = None, _whole(chat_format, messages)
+            found, new = None, prompt_ids(chat_format, messages)
         self._write(mark, found, new, messages, 0 if found is None else found.num_messages)
         self.chat_format, self._digest = chat_format, digests[-1]
 
@@ -139,7 +140,12 @@ class BranchingTranscript(Transcript):
             calls=(self._calls, calls),
         )
         if self._digest is None:
-            self._answered_texts.append((self._text + self._decoded(action.token_ids or ()), answered))
+            ids = [*(action.token_ids or ())]
+            if len(ids) > 1 and ids[-1] == self._ended_by:
+                # Its text does not have the end, so a prompt that goes on from it continues a copy without it.
+                open_end = dataclasses.replace(answered, stop=stop - 1)
+                self._answered_texts.append((self._text + self._decoded(ids[:-1]), open_end))
+            self._answered_texts.append((self._text + self._decoded(ids), answered))
         else:
             self._answered[_digest(self._digest, self.returned)] = answered
         self._num_turns += 1
@@ -196,7 +202,8 @@ class BranchingTranscript(Transcript):
         return self._tokenizer.decode([*token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _whole(chat_format: ChatFormat | None, messages: Sequence[Message]) -> list[int]:
+def prompt_ids(chat_format: ChatFormat | None, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of a conversation of which nothing is recorded; none without a format."""
     if chat_format is None:
         return []
     if any(message["role"] in {"assistant", "tool"} for message in messages):
@@ -207,7 +214,8 @@ def _whole(chat_format: ChatFormat | None, messages: Sequence[Message]) -> list[
 
 def _digest(before: bytes, message: Message) -> bytes:
     """The digest of a conversation and one more message."""
-    role, content, called = message["role"], message["content"].strip(), message.get("tool_calls")
+    role, content, called = message["role"], message["content"], message.get("tool_calls")
+    content = content.strip() if role == "assistant" else content
     if not called:
         return _hash(f"{len(role)} {role}{content}", before)
     calls = [[call["function"]["name"], _parsed(call["function"]["arguments"])] for call in called]

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects import DIALECTS, answer_message
+from agentsgym.envs.AgentProgram.dialects import DIALECTS, answer_message, carried_over
 from agentsgym.types import Message, ToolCall
 
 CREATED = 1_700_000_000
@@ -47,7 +47,7 @@ class Served:
         replies = self.policy(call)
         self.calls.append(call)
         for reply in replies:
-            self.conversations[reply.call_id] = [*call.messages, answer_message(reply)]
+            self.conversations[reply.call_id] = carried_over(call, reply)
         if call.streams:
             return 200, "".join(dialect.stream(call, replies, CREATED)), True
         return 200, json.dumps(dialect.respond(call, replies, CREATED), allow_nan=False), False

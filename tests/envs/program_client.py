@@ -15,9 +15,10 @@ class Client:
 
     def __init__(self, endpoint: Any) -> None:
         self.host, self.key = endpoint.base_url.split("/")[2], endpoint.api_key
+        self.timeout = 60.0
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self.host, timeout=60)
+        connection = http.client.HTTPConnection(self.host, timeout=self.timeout)
         sent = {"Authorization": f"Bearer {self.key}", **{name.replace("_", "-"): one for name, one in headers.items()}}
         try:
             connection.request("POST", path, json.dumps(body), sent)

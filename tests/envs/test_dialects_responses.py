@@ -92,6 +92,12 @@ def test_a_conversation_goes_on_from_an_earlier_response() -> None:
     begun = [{"role": "user", "content": "hi"}, answer_message(FULL)]
     result = {"role": "tool", "content": "closed", "tool_call_id": "call_1", "name": "look"}
     assert list(served.calls[1].messages) == [{"role": "system", "content": "Be kind."}, *begun, result]
+    own: Any = [{"role": "system", "content": "My own."}, {"role": "user", "content": "hi"}]
+    second = create(served, input=own, instructions="Be brief.")
+    create(served, input="on", previous_response_id=second.id, instructions="Be kind.")
+    assert [one["content"] for one in served.calls[-1].messages if one["role"] == "system"] == ["Be kind.", "My own."]
+    create(served, input="on", previous_response_id=second.id)
+    assert [one["content"] for one in served.calls[-1].messages if one["role"] == "system"] == ["My own."]
     with pytest.raises(openai.BadRequestError, match="must be the id of an earlier response") as caught:
         create(served, previous_response_id="resp_unknown")
     assert (caught.value.param, caught.value.code) == ("previous_response_id", "previous_response_not_found")

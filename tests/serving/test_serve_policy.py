@@ -116,3 +116,40 @@ def test_bad_options_are_named(options: Any) -> None:
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match="max_sesions"):
         served(max_sesions=3)
+
+
+def test_an_opening_that_was_given_up_takes_no_slot_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollouts: list[Any] = []
+    with served(max_sessions=1, on_rollout=rollouts.append) as server:
+        first = server.open()
+        Client(first).speak(user("hello"))
+        monkeypatch.setattr("agentsgym.serving.policy._OPENING_S", 0.3)
+        with pytest.raises(EnvError, match="full or closed"):
+            server.open()
+        monkeypatch.setattr("agentsgym.serving.policy._OPENING_S", 30.0)
+        first.finish(1.0)
+        second = server.open()
+        Client(second).speak(user("hello"))
+        second.finish(2.0)
+    assert [one.final_reward for one in rollouts] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_session_without_calls_left_keeps_its_reward(is_named: bool, caplog: pytest.LogCaptureFixture) -> None:
+    rollouts: list[Any] = []
+    with served(env_config={"max_steps_per_episode": 3}, on_rollout=rollouts.append) as server:
+        session: Any = SimpleNamespace(base_url=server.url, api_key=server.key) if is_named else server.open()
+        client, headers = Client(session), {"x_agentsgym_session": "a"} if is_named else {}
+        body = {"model": "x", "messages": [user("go")]}
+        answers = [client.post("/v1/chat/completions", body, **headers) for _ in range(6)]
+        assert [status for status, _ in answers] == [200] * 3 + [403] * 3
+        assert "env_config['max_steps_per_episode'] = 3" in answers[-1][1]["error"]["message"]
+        if is_named:
+            assert client.post("/v1/reward", {"reward": 1.0, "final": True}, **headers)[0] == 200
+        else:
+            client.post("/v1/reward", {"reward": 0.25})
+            session.finish(0.75, success=True)
+            assert "was cut after 3 calls (max_turns)" in caplog.text
+    [one] = rollouts
+    assert (one.final_reward, len(one.turns), one.stop_reason) == (1.0, 3, "max_turns")
+    assert one.success is (None if is_named else True)

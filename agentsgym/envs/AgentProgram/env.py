@@ -13,15 +13,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import Reply
 from agentsgym.envs.AgentProgram.exchange import CallExchange
-from agentsgym.envs.AgentProgram.programs import Endpoint, Program, ProgramOutcome, RunningCommand, RunningFunction
+from agentsgym.envs.AgentProgram.programs import (
+    Endpoint,
+    Program,
+    ProgramOutcome,
+    RunningCommand,
+    RunningFunction,
+    check_command,
+    filled,
+)
 from agentsgym.envs.AgentProgram.server import current_endpoint
 from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import chat_format_of
+from agentsgym.envs.dataset_rows import TaskData
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, is_int, is_number, is_strings, or_none, require
 from agentsgym.texts import shown
+from agentsgym.tokens.branches import prompt_ids
 from agentsgym.tokens.transcript import ChatFormat
 
 if TYPE_CHECKING:
@@ -91,6 +101,8 @@ class AgentProgramEnv(MultistepEnv):
                 f"{type(self).__name__} needs a program: a function of the task and the endpoint, or the arguments of "
                 f"a command such as ['python', 'agent.py', '{{question}}'], got {shown(given)}"
             )
+        if not callable(given):
+            check_command(given)
         self._program: Program = given
         if grade is not None and not callable(grade):
             raise ConfigError(f"grade must be a function of the task and the outcome, got {shown(grade)}")
@@ -108,6 +120,12 @@ class AgentProgramEnv(MultistepEnv):
     def __getstate__(self) -> dict[str, Any]:
         """Omit the chat formats, which another process makes itself."""
         return {**super().__getstate__(), "_formats": {}}
+
+    def check_task(self, task_data: TaskData, name: str = "task_data") -> None:
+        """Raise :class:`TaskError` also for a task that lacks a key that the command names."""
+        super().check_task(task_data, name)
+        if not callable(self._program):
+            filled(self._program, {"seed": 0, **task_data})
 
     # Overridden by subclasses where needed
 
@@ -137,6 +155,7 @@ class AgentProgramEnv(MultistepEnv):
         except BaseException:
             server.forget(session)
             raise
+        session.num_tokens = lambda call: len(prompt_ids(self._format_with(call.tools), call.messages))
         running.outcome.add_done_callback(lambda _: session.ended())
         counts = {"num_rejected": 0, "num_undelivered": 0}
         return {"done": False, "server": server, "session": session, "running": running, **counts}

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, cast
@@ -35,6 +36,7 @@ from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, Message, ToolCall, Turn, TurnRequest
 
 _SHORTEST: Final = 12  # characters of a line that identifies an answer if it occurs elsewhere
+_SHORTEST_ID: Final = 8  # characters of the id of a tool call that identifies it in a text
 _MAX_LINES: Final = 8  # of an answer, the longest
 
 
@@ -108,10 +110,16 @@ class CallTree:
         latest = range(len(self.parents) - 1, -1, -1)
         tool_calls = _tool_calls(prompt)
         for index in latest:
-            if self._tool_calls[index] & tool_calls or any(line in text for line in self._lines[index]):
+            ids = self._tool_calls[index]
+            if ids & tool_calls or any(one in text for one in (*self._lines[index], *filter(_is_unique, ids))):
                 return index
         is_part = len(last) >= _SHORTEST
         return next((index for index in latest if is_part and last in self._answers[index]), None)
+
+
+def _is_unique(call_id: str) -> bool:
+    """Whether an id is too long to be in a text by chance."""
+    return len(call_id) >= _SHORTEST_ID
 
 
 def _tool_calls(messages: Sequence[Message]) -> frozenset[str]:
@@ -177,6 +185,7 @@ class CallExchange(Exchange):
         conversation = Conversation(None, "append")
         conversation.transcript = BranchingTranscript(self._programs._format_with, self._programs.tokenizer)
         self._tree, self._call, self._is_cut = CallTree(), None, False
+        self._delivered: int | None = None  # the last call whose answer the program received
         return conversation
 
     @property
@@ -248,7 +257,10 @@ class CallExchange(Exchange):
         prompt, returned = transcript.prompt_messages[:-1], transcript.returned
         self.parent = self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
         reply = self._reply(call, action, returned)
+        num_undelivered = state["num_undelivered"]
         is_over = call_environment(self._programs._deliver, state, call, reply)
+        if state["num_undelivered"] == num_undelivered:
+            self._delivered = len(self._tree.parents) - 1
         self.conversation.info = self._counts(state)
         return Step(done=is_over)
 
@@ -291,7 +303,14 @@ class CallExchange(Exchange):
         """
         session, running = state["session"], state["running"]
         if not running.outcome.done():
-            session.close("the episode is over: it has no turns or tokens left")
+            most = self.env.env_config["max_steps_per_episode"]
+            is_full = most is not None and len(self.conversation.turns) >= most
+            used = (
+                f"its calls, env_config['max_steps_per_episode'] = {most}" if is_full else f"its budget, {self.budget}"
+            )
+            session.close(f"the episode is over: it has used {used}")
+            if session.is_ended_by_owner:
+                await asyncio.wait([running.outcome])
             await running.stop()
         if timeout_s := self.env.env_config["reward_timeout_s"]:
             with contextlib.suppress(TimeoutError):
@@ -314,7 +333,8 @@ class CallExchange(Exchange):
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         reward, info = as_grade(*call_environment(self._programs._graded, self.task_data, self._outcome(state)))
         conversation.info = {**self._counts(state), **info}
-        by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [reward]}
+        last = len(turns) - 1 if self._delivered is None else self._delivered
+        by_turn: dict[int, list[GivenReward]] = {last: [reward]}
         for call_id, reward in state["session"].rewards:
             place = self._tree.index(call_id)
             if place is not None:  # otherwise its answer is not recorded, since a budget ended the episode
@@ -340,9 +360,8 @@ def _stopped(action: Action, stops: Sequence[str], chat_format: ChatFormat | Non
     place, stop = found
     token_ids, logprobs = action.token_ids, action.logprobs
     if token_ids is not None and chat_format is not None:
-        kept = next(
-            k for k in range(1, len(token_ids) + 1) if k == len(token_ids) or stop in chat_format.decode(token_ids[:k])
-        )
+        ids = token_ids
+        kept = 1 + bisect_left(range(1, len(ids)), True, key=lambda k: stop in chat_format.decode(ids[:k]))
         token_ids, logprobs = token_ids[:kept], None if logprobs is None else logprobs[:kept]
     text = action.text[:place]
     return dataclasses.replace(action, text=text, token_ids=token_ids, logprobs=logprobs, finish_reason="stop"), stop

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Final, cast
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.server import MODEL
 from agentsgym.envs.AgentProgram.session import Session
+from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import programs_loop
 from agentsgym.processes import ProcessGroup
 
@@ -25,6 +27,7 @@ Program = Callable[[dict[str, Any], "Endpoint"], Any] | Sequence[str]
 """A function or coroutine function of the task and the endpoint, or the arguments of a command."""
 
 _MAX_OUTPUT_BYTES: Final = 2**20
+_MAX_ERROR_CHARACTERS: Final = 2000
 _TERMINATING_S: Final = 2.0  # between SIGTERM and SIGKILL
 
 
@@ -141,8 +144,9 @@ class RunningFunction:
             if isinstance(outcome, ProgramOutcome):
                 self.outcome.set_result(outcome)
             else:
-                given = outcome if isinstance(outcome, Exception) else RuntimeError(f"the program raised {outcome!r}")
-                self.outcome.set_exception(given)
+                # A future refuses a StopIteration, and its outcome would never be set.
+                is_plain = isinstance(outcome, Exception) and not isinstance(outcome, StopIteration)
+                self.outcome.set_exception(outcome if is_plain else RuntimeError(f"the program raised {outcome!r}"))
 
         with contextlib.suppress(RuntimeError):  # the loop is closed, since the process exits
             self._loop.call_soon_threadsafe(settle)
@@ -183,7 +187,7 @@ class RunningCommand:
         """Start it.
 
         Args:
-            command: The program and its arguments, in which ``{key}`` stands for the task's value.
+            command: The program and its arguments (see :func:`filled`).
             task_data: The task, which is also written to ``task.json`` in the folder.
             endpoint: The endpoint, which the environment's variables name.
             limits: The limits of each of its processes, as in :class:`~agentsgym.processes.ProcessGroup`.
@@ -193,8 +197,7 @@ class RunningCommand:
         try:
             (folder / "task.json").write_text(json.dumps(task_data), encoding="utf-8")
             prepare(folder, task_data)
-            filled = [_filled(argument, task_data) for argument in command]
-            group = ProcessGroup(filled, limits=limits, grace_s=_TERMINATING_S)
+            group = ProcessGroup(filled(command, task_data), limits=limits, grace_s=_TERMINATING_S)
             process = await group.start_on_loop(
                 cwd=str(folder),
                 env={**os.environ, **endpoint.environment()},
@@ -208,14 +211,23 @@ class RunningCommand:
         return cls(folder, group, process)
 
     async def _finish(self) -> ProgramOutcome:
-        streams = (self._process.stdout, self._process.stderr)
-        reading = asyncio.gather(*(_read(cast("asyncio.StreamReader", stream)) for stream in streams))
-        exit_code = await self._process.wait()
-        output, errors = await reading
+        process, output, errors = self._process, bytearray(), bytearray()
+        reading = asyncio.gather(
+            _read(process.stdout, output, slice(_MAX_OUTPUT_BYTES)),
+            _read(process.stderr, errors, slice(-4 * _MAX_ERROR_CHARACTERS, None)),
+        )
+        # Process.wait also waits for the pipes, which a process may keep open that has left the group.
+        has_ended = False
+        while not reading.done() and not has_ended:
+            has_ended = process.returncode is not None
+            await asyncio.wait([reading], timeout=_TERMINATING_S)
+        if not reading.done():
+            cast("Any", process)._transport.close()
+        await reading
         return ProgramOutcome(
-            output=None if self._is_stopped else output,
-            exit_code=exit_code,
-            errors=errors[-2000:],
+            output=None if self._is_stopped else output.decode("utf-8", "replace"),
+            exit_code=await process.wait(),
+            errors=errors.decode("utf-8", "replace")[-_MAX_ERROR_CHARACTERS:],
             folder=self._folder,
             is_complete=not self._is_stopped,
         )
@@ -232,16 +244,67 @@ class RunningCommand:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-async def _read(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end, and return the beginning of it."""
-    kept = bytearray()
-    while chunk := await stream.read(2**16):
-        kept += chunk[: _MAX_OUTPUT_BYTES - len(kept)]
-    return kept.decode("utf-8", "replace")
+async def _read(stream: asyncio.StreamReader | None, kept: bytearray, part: slice) -> None:
+    """Read a stream to its end, and keep a part of it, its beginning or its end."""
+    while stream is not None and (chunk := await stream.read(2**16)):
+        kept[:] = (kept + chunk)[part]
 
 
-def _filled(argument: str, task_data: Mapping[str, Any]) -> str:
-    """Replace ``{key}`` by the task's value, and nothing else in braces."""
-    for key, value in task_data.items():
-        argument = argument.replace(f"{{{key}}}", value if isinstance(value, str) else json.dumps(value))
-    return argument
+_FIELD: Final = re.compile(r"\{\{([^{}]+)\}\}|\{([^{}]+)\}")
+_LANGUAGES: Final = "python|pypy|perl|ruby|node|nodejs|php|lua|Rscript|julia|bun"
+_INTERPRETER: Final = re.compile(rf"(env|(ba|da|z|k|mk|a|fi|c|tc|pw|xon)?sh|({_LANGUAGES})[\d.]*)")
+_SCRIPT: Final = re.compile(r"-(\w*[ceEprS]|-(eval|exec|command|print|split-string))")
+_HAS_VALUE: Final = re.compile(r"[-+]\w*[oOWXI]|--(require|import|loader|rcfile|init-file)")  # followed by one
+
+
+def _is_field(name: str, task_data: Mapping[str, Any]) -> bool:
+    return name in task_data or name.isidentifier()
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Check that no ``{key}`` is in a script of a shell or another interpreter, which would run the task's text.
+
+    Raises:
+        ConfigError: One is; the error shows the safe ways.
+    """
+    for start, name in enumerate(command):
+        previous = ""
+        for argument in command[start + 1 :] if _INTERPRETER.fullmatch(Path(name).name) else ():
+            is_option, is_script = argument[:1] in {"-", "+"}, _SCRIPT.fullmatch(previous)
+            names = [found[2] for found in _FIELD.finditer(argument) if found[2] and found[2].isidentifier()]
+            if names and (is_option or is_script):
+                raise ConfigError(
+                    f"program has {{{names[0]}}} in a script of {name!r}, {argument!r}, which would run the text of a "
+                    f"task: make it an argument, as in ['my-agent', '{{{names[0]}}}'] or "
+                    f"['sh', '-c', 'my-agent \"$1\"', 'sh', '{{{names[0]}}}'], or read task.json in the script; "
+                    f"{{{{{names[0]}}}}} writes braces"
+                )
+            is_assignment = name.endswith("env") and "=" in argument
+            if not (is_option or is_script or is_assignment or _HAS_VALUE.fullmatch(previous)):
+                break
+            previous = argument if is_option else ""
+
+
+def filled(command: Sequence[str], task_data: Mapping[str, Any]) -> list[str]:
+    """Replace each ``{key}`` by the task's value, and ``{{key}}`` by ``{key}``; other braces stay.
+
+    >>> filled(["{question}", "{{question}} {print $1}"], {"question": "see {answer}", "answer": "42"})
+    ['see {answer}', '{question} {print $1}']
+
+    Raises:
+        TaskError: The task has no such key.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if not _is_field(name, task_data):
+            return found[0]
+        if found[1]:
+            return f"{{{name}}}"
+        if name not in task_data:
+            known = did_you_mean(name, task_data)
+            raise TaskError(f"the command names {{{name}}}, which the task lacks{known}; {{{{{name}}}}} writes braces")
+        given = task_data[name]
+        return given if isinstance(given, str) else json.dumps(given)
+
+    return [_FIELD.sub(value, argument) for argument in command]

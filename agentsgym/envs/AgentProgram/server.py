@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError
-from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, answer_message
+from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, carried_over
 from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session, received_reward
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
@@ -60,6 +60,7 @@ class PolicyEndpoint:
         self._handlers: dict[str, tuple[str, Handler, Dialect]] = {
             "/v1/reward": ("POST", self._reward, CHAT),
             "/v1/models": ("GET", self._models, CHAT),
+            "/v1/messages/count_tokens": ("POST", self._count, MESSAGES),
             **{dialect.path: ("POST", self._call, dialect) for dialect in DIALECTS},
         }
 
@@ -119,7 +120,8 @@ class PolicyEndpoint:
 
         request, path = Request(scope, receive), str(scope["path"])
         unknown = "", self._call, MESSAGES if "/messages" in path else CHAT
-        method, handler, dialect = self._handlers.get(path, unknown)
+        known = "/v1/models" if path.startswith("/v1/models/") else path
+        method, handler, dialect = self._handlers.get(known, unknown)
         try:
             response = await handler(request, await self._session(request, method), dialect)
         except CallError as error:
@@ -137,6 +139,8 @@ class PolicyEndpoint:
         key = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
         session = self.sessions.get(key)
         if key in self.openers:
+            if method == "GET":  # a list of models is requested before there is a session
+                return Session()
             session = await self.openers[key](request.headers.get(SESSION_HEADER, ""))
         if session is None:
             raise CallError("the API key is not that of a running session", status=401, code="invalid_api_key")
@@ -147,8 +151,18 @@ class PolicyEndpoint:
         return session
 
     async def _models(self, request: Request, session: Session, dialect: Dialect) -> Response:
-        entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentsgym"}
-        return _json({"object": "list", "data": [entry]})
+        name = request.url.path.removeprefix("/v1/models").removeprefix("/")
+        entry: dict[str, Any] = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "agentsgym"}
+        whole: dict[str, Any] = {"object": "list"}
+        if "anthropic-version" in request.headers:
+            created = "1970-01-01T00:00:00Z"
+            entry = {"id": name or MODEL, "type": "model", "display_name": name or MODEL, "created_at": created}
+            whole = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+        return _json(entry if name else {**whole, "data": [entry]})
+
+    async def _count(self, request: Request, session: Session, dialect: Dialect) -> Response:
+        call = dialect.parse({"max_tokens": 1, **await _body(request)}, session.conversations.get)
+        return _json({"input_tokens": session.num_tokens(call)})
 
     async def _reward(self, request: Request, session: Session, dialect: Dialect) -> Response:
         body = await _body(request)
@@ -175,7 +189,7 @@ class PolicyEndpoint:
             leaving.cancel()
         if dialect is RESPONSES:  # ``previous_response_id`` may continue these conversations
             stored = session.conversations
-            stored.update((reply.call_id, [*call.messages, answer_message(reply)]) for reply in replies)
+            stored.update((reply.call_id, carried_over(call, reply)) for reply in replies)
             while len(stored) > _MAX_STORED:
                 del stored[next(iter(stored))]
         created, headers = int(time.time()), {CALL_HEADER: replies[0].call_id}

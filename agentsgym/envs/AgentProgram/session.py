@@ -81,7 +81,9 @@ class Session:
         rewards: The rewards in the order in which they arrived, each with the id of its call.
         has_all_rewards: Set once the program has announced that no reward follows.
         last_used: When the last call arrived, on the monotonic clock.
+        num_tokens: Returns the number of tokens in the prompt of a conversation; 0 without a tokenizer.
         on_final: Called when no reward follows.
+        is_ended_by_owner: Whether the program ends by itself also after its calls are rejected, however long it takes.
         conversations: The conversations that a request may continue by the id of a response (``/v1/responses``).
     """
 
@@ -91,6 +93,8 @@ class Session:
         self._answered: list[str] = []  # ids of calls
         self.has_all_rewards = asyncio.Event()
         self.last_used = time.monotonic()
+        self.num_tokens: Callable[[CallRequest], int] = lambda _: 0
+        self.is_ended_by_owner = False
         self.on_final: Callable[[], None] = lambda: None
         self.conversations: dict[str, Sequence[Message]] = {}
         self._queue: deque[ProgramCall] = deque()

@@ -41,9 +41,8 @@ class _Responses(Dialect):
         whole.reject(_UNSUPPORTED)
         instructions = whole.at("instructions").optional(is_str, "a string")
         earlier = _earlier(whole.at("previous_response_id"), conversations)
-        if instructions:  # they replace those of the earlier response
-            kept = earlier[1:] if earlier and earlier[0]["role"] == "system" else earlier
-            earlier = (Message(role="system", content=instructions), *kept)
+        if instructions:
+            earlier = (Message(role="system", content=instructions), *earlier)
         given, form = whole.at("input"), whole.at("text").at("format")
         return CallRequest(
             **shared.common_fields(whole),

@@ -328,6 +328,12 @@ def answer_message(reply: Reply) -> Message:
     return message
 
 
+def carried_over(call: CallRequest, reply: Reply) -> list[Message]:
+    """Return the conversation that a later request continues by the id of a reply: it gives its own instructions."""
+    has_instructions = call.extra is not None and call.extra.get("instructions")
+    return [*call.messages[1 if has_instructions else 0 :], answer_message(reply)]
+
+
 def arguments_text(arguments: Mapping[str, Any]) -> str:
     """Return the arguments of a call as JSON."""
     return json.dumps(dict(arguments), ensure_ascii=False)
