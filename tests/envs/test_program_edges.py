@@ -199,6 +199,9 @@ Q = "say '{question}'"
         ["node", f"--eval={Q}"],
         ["node", "-pe", Q],
         ["bash", f"-exec={Q}"],
+        ["sh", "-c", "-x", Q],
+        ["bash", "-c", "-o", "pipefail", "--", Q],
+        ["sh", "-c", 'exec "$@"', "sh", "python", "-c", Q],
     ],
 )
 def test_a_key_in_a_script_of_an_interpreter_is_refused(program: list[str]) -> None:
@@ -214,6 +217,8 @@ def test_a_key_in_a_script_of_an_interpreter_is_refused(program: list[str]) -> N
         ["sh", "-c", 'my-agent "$1"', "sh", "{question}"],
         ["python", "agent.py", "-c", "{question}"],
         ["python3.12", "-u", "-m", "agent", "-e", "{question}"],
+        ["sh", "-c", 'my-agent "$@"', "sh", "--question={question}"],
+        ["python", "-c", "import my_agent", "--question={question}"],
         ["env", "A={question}", "my-agent"],
         ["sh", "-c", "awk '{print $1}' {{name}} task.json"],
         ["python", "-c", "print({'a': 1})"],
@@ -221,6 +226,13 @@ def test_a_key_in_a_script_of_an_interpreter_is_refused(program: list[str]) -> N
 )
 def test_a_key_in_an_argument_is_right(program: list[str]) -> None:
     AgentProgramEnv(TOKENIZER, program=program).check_task({"question": "x"})
+
+
+def test_a_key_that_is_no_identifier_is_no_script_either() -> None:
+    env = AgentProgramEnv(TOKENIZER, program=["sh", "-c", "awk '{print $1}' task.json"])
+    env.check_task({"question": "x"})
+    with pytest.raises(ConfigError, match=r"\{print \$1\} in a script"):
+        env.check_task({"print $1": "x"})
 
 
 def test_an_answer_that_was_not_delivered_gets_no_reward_of_the_outcome() -> None:

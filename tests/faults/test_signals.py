@@ -404,3 +404,19 @@ def test_the_rest_of_a_cycle_is_expected_to_take_as_long_as_it_took() -> None:
     pace.saved()
     pace.step_begins(is_first=True)
     assert pace.remaining_s(save_s=3.0) == 45.5
+
+
+def test_what_is_printed_to_a_terminal_that_is_gone_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write finds out before the signal arrives, or without one."""
+    terminal, own_end = os.openpty()
+    with os.fdopen(own_end, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        with signals.SignalWatch().watching():
+            print("before")
+            os.close(terminal)
+            print("after", flush=True)
+        with pytest.raises(OSError, match=r"\[Errno 5\]"):
+            print("outside", flush=True)
+        monkeypatch.undo()
+        with Path(os.devnull).open("w") as nowhere:  # what is left in the buffer is written at the end
+            os.dup2(nowhere.fileno(), own_end)

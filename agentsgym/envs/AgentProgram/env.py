@@ -125,6 +125,7 @@ class AgentProgramEnv(MultistepEnv):
         """Raise :class:`TaskError` also for a task that lacks a key that the command names."""
         super().check_task(task_data, name)
         if not callable(self._program):
+            check_command(self._program, task_data)
             filled(self._program, {"seed": 0, **task_data})
 
     # Overridden by subclasses where needed

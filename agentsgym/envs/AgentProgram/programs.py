@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -213,8 +213,8 @@ class RunningCommand:
     async def _finish(self) -> ProgramOutcome:
         process, output, errors = self._process, bytearray(), bytearray()
         reading = asyncio.gather(
-            _read(process.stdout, output, slice(_MAX_OUTPUT_BYTES)),
-            _read(process.stderr, errors, slice(-4 * _MAX_ERROR_CHARACTERS, None)),
+            _read(process.stdout, output, dropped=slice(_MAX_OUTPUT_BYTES, None)),
+            _read(process.stderr, errors, dropped=slice(-4 * _MAX_ERROR_CHARACTERS)),
         )
         # Process.wait also waits for the pipes, which a process may keep open that has left the group.
         has_ended = False
@@ -244,10 +244,11 @@ class RunningCommand:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-async def _read(stream: asyncio.StreamReader | None, kept: bytearray, part: slice) -> None:
-    """Read a stream to its end, and keep a part of it, its beginning or its end."""
+async def _read(stream: asyncio.StreamReader | None, kept: bytearray, *, dropped: slice) -> None:
+    """Read a stream to its end, and keep its beginning or its end, without what is beyond the limit."""
     while stream is not None and (chunk := await stream.read(2**16)):
-        kept[:] = (kept + chunk)[part]
+        kept += chunk
+        del kept[dropped]
 
 
 _FIELD: Final = re.compile(r"\{\{([^{}]+)\}\}|\{([^{}]+)\}")
@@ -261,28 +262,45 @@ def _is_field(name: str, task_data: Mapping[str, Any]) -> bool:
     return name in task_data or name.isidentifier()
 
 
-def check_command(command: Sequence[str]) -> None:
+def _scripts(command: Sequence[str]) -> Iterator[str]:
+    """Yield what the shells and other interpreters in a command may run: their options and scripts."""
+    rest = [*command]
+    while rest:
+        name, reads_script, has_value = Path(rest.pop(0)).name, False, False
+        while rest and _INTERPRETER.fullmatch(name):
+            if rest[0][:1] in {"-", "+"}:
+                yield rest[0]
+                reads_script = reads_script or _SCRIPT.fullmatch(rest[0]) is not None
+                has_value = _HAS_VALUE.fullmatch(rest[0]) is not None
+            elif has_value or (name == "env" and "=" in rest[0]):
+                has_value = False
+            else:
+                break
+            del rest[0]
+        if reads_script:
+            yield from rest[:1]
+            del rest[:2]  # the script and its name for itself, which may be "sh", too
+
+
+def check_command(command: Sequence[str], task_data: Mapping[str, Any] | None = None) -> None:
     """Check that no ``{key}`` is in a script of a shell or another interpreter, which would run the task's text.
+
+    Args:
+        command: The program and its arguments.
+        task_data: A task, whose keys may be any texts; None to find identifiers alone.
 
     Raises:
         ConfigError: One is; the error shows the safe ways.
     """
-    for start, name in enumerate(command):
-        previous = ""
-        for argument in command[start + 1 :] if _INTERPRETER.fullmatch(Path(name).name) else ():
-            is_option, is_script = argument[:1] in {"-", "+"}, _SCRIPT.fullmatch(previous)
-            names = [found[2] for found in _FIELD.finditer(argument) if found[2] and found[2].isidentifier()]
-            if names and (is_option or is_script):
+    for script in _scripts(command):
+        for key in (found[2] for found in _FIELD.finditer(script) if found[2]):
+            if _is_field(key, task_data or {}):
                 raise ConfigError(
-                    f"program has {{{names[0]}}} in a script of {name!r}, {argument!r}, which would run the text of a "
-                    f"task: make it an argument, as in ['my-agent', '{{{names[0]}}}'] or "
-                    f"['sh', '-c', 'my-agent \"$1\"', 'sh', '{{{names[0]}}}'], or read task.json in the script; "
-                    f"{{{{{names[0]}}}}} writes braces"
+                    f"program has {{{key}}} in a script of an interpreter, {script!r}, which would run the text of a "
+                    f"task: make it an argument, as in ['my-agent', '{{{key}}}'] or "
+                    f"['sh', '-c', 'my-agent \"$1\"', 'sh', '{{{key}}}'], or read task.json in the script; "
+                    f"{{{{{key}}}}} writes braces"
                 )
-            is_assignment = name.endswith("env") and "=" in argument
-            if not (is_option or is_script or is_assignment or _HAS_VALUE.fullmatch(previous)):
-                break
-            previous = argument if is_option else ""
 
 
 def filled(command: Sequence[str], task_data: Mapping[str, Any]) -> list[str]:

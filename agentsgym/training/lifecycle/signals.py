@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import os
 import select
 import signal
+import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -74,7 +76,7 @@ class SignalWatch:
             sharing = contextlib.nullcontext()
             if store is not None:
                 sharing = _sharing(self, store, f"agentsgym/preemption/{number}", has_handlers=is_main)
-            with sharing:
+            with sharing, _outliving_terminal() if is_main else contextlib.nullcontext():
                 yield
         finally:
             self._restore_handlers()
@@ -184,6 +186,44 @@ def _discard_output_of_lost_terminal() -> None:
         except OSError:
             with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError):  # noqa: PTH123  # in a signal handler
                 os.dup2(nowhere.fileno(), stream)
+
+
+class _TerminalOutput:
+    """A terminal that may be gone, which a write can find out before the signal of it arrives."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self._attempt(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        self._attempt(self._stream.flush)
+
+    @staticmethod
+    def _attempt(write: Callable[..., Any], *text: str) -> None:
+        try:
+            write(*text)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _discard_output_of_lost_terminal()
+
+
+@contextlib.contextmanager
+def _outliving_terminal() -> Generator[None]:
+    """Inside the block, what is printed to a terminal that is gone is discarded."""
+    streams: list[Any] = [
+        one if one is None or not one.isatty() else _TerminalOutput(one) for one in (sys.stdout, sys.stderr)
+    ]
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        yield
 
 
 def _own_store() -> Any:
