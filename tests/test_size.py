@@ -15,8 +15,10 @@ from agentsgym.training.config import GRPOEnvConfig
 ROOT = Path(__file__).parent.parent
 # Nothing enters before something of its size leaves. A change that raises a number names here, beside it, what left.
 AT_MOST = {
-    "lines of agentsgym": 70_500,
-    "lines of tests": 79_500,
+    # What user code returns is checked at one boundary, a folder has one run, and any environment has opponents. TextArena's
+    # own opponents, the search for objects in a judge's answer and the checks of rewards over HTTP left; more has to.
+    "lines of agentsgym": 71_600,
+    "lines of tests": 81_000,
     "lines of benchmarks": 11_600,
     "settings beyond TRL's": 27,
     "public names": 86,
