@@ -74,6 +74,7 @@ class MultistepEnv(ABC):
         task_fields: The keys that a task may have in addition to ``seed``; None for any.
         role_key: The key of a task that names the agent's role.
         own_opponents: Names of opponents that :meth:`_own_opponent` creates.
+        opponent_stream: Name of the random stream of each opponent.
         shares_conversation: Whether the agent has one conversation for all roles when it plays itself.
         roles: The roles that :meth:`_role` returns, in the order of play; needed only for opponents.
         opponents: Who plays the roles that the agent does not; None if the agent plays every role in one conversation.
@@ -118,6 +119,7 @@ class MultistepEnv(ABC):
     roles: Sequence[Hashable] = ()
     role_key: ClassVar[str] = "role"
     own_opponents: ClassVar[Collection[str]] = ()
+    opponent_stream: ClassVar[str] = "opponent"
     shares_conversation: bool = False
     spec: ClassVar[EnvSpec] = EnvSpec()
     judges: Sequence[RolloutHook] | RolloutHook = ()

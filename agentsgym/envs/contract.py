@@ -26,6 +26,7 @@ class PlayableEnv(Protocol):
         env_config: The validated configuration.
         active_states: The state of each live session, by ``session_id``.
         opponents: Who plays the roles that the agent does not (:class:`~agentsgym.envs.opponents.Opponents`), or None.
+        opponent_stream: Name of the random stream of each opponent.
         tables: The players of each live session that has opponents, by ``session_id``.
         overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
         overrides_final_reward: Whether the class overrides ``_final_reward``, so that it need not be the sum.
@@ -44,6 +45,7 @@ class PlayableEnv(Protocol):
     active_states: dict[str, State]
     opponents: Any
     tables: dict[str, Any]
+    opponent_stream: ClassVar[str]
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:

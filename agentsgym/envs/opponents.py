@@ -313,10 +313,9 @@ def _listed(roles: Sequence[Hashable]) -> str:
     return ", ".join(map(shown, roles))
 
 
-def player_stream(rng: random.Random, what: str = "player") -> random.Random:
+def player_stream(rng: random.Random, name: str) -> random.Random:
     """Draw a generator for a player from that of its session."""
-    # Streams keep the name from when only TextArena had opponents, so that seeds go on giving the same games.
-    return random.Random(derive_seed(f"textarena {what}", rng.getrandbits(63)))
+    return random.Random(derive_seed(name, rng.getrandbits(63)))
 
 
 class Table:
@@ -359,7 +358,9 @@ class Table:
         """
         for other in self._opponents.roles:
             if other != self._role:
-                self._moves[other] = self._move_of(other, self._opponents.player(other), player_stream(rng))
+                self._moves[other] = self._move_of(
+                    other, self._opponents.player(other), player_stream(rng, self._env.opponent_stream)
+                )
         state, step, _ = self._until_the_agent(state, Step(), {})
         return state, step.done
 

@@ -324,6 +324,6 @@ def test_what_there_is_not(store: Path, arguments: tuple[str, ...], sentence: st
 
 
 def test_runs_without_a_shared_task_fail(store: Path) -> None:
-    done = ran("compare", store, "--where-a", "seed=1", "--where-b", "seed=2")
+    done = ran("compare", store, "--where", "agent=script", "--where-a", "seed=1", "--where-b", "seed=2")
     assert done.code == 1
     assert "share no task" in done.words

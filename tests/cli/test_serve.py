@@ -166,7 +166,7 @@ def test_a_page_is_written_and_nothing_is_overwritten(store: Path, tmp_path: Pat
 def test_the_limit_is_reported_in_the_terminal_and_in_json(store: Path, tmp_path: Path) -> None:
     done = ran("view", store, "--where", "agent=a", "--limit", "5", "--out", tmp_path / "1.html")
     assert "wrote 5 rollouts" in done.words
-    assert "showing the newest 5 of 20; use --limit to show more" in done.words
+    assert "showing the newest 5 of 20, without 15 of a; use --limit to show more" in done.words
     reported = ran("view", store, "--limit", "5", "--out", tmp_path / "2.html", "--json").json
     assert reported == {
         "path": str(tmp_path / "2.html"),

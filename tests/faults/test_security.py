@@ -232,7 +232,7 @@ def test_an_info_that_is_read_is_checked(key: str, value: Any) -> None:
     env = Telling(env_config={"max_steps_per_episode": 1})
     env.info = {key: value}
     (trajectory,) = env.rollout(tasks(5), ScriptedAgent(["5"]))
-    assert trajectory.failed is not (isinstance(value, list | dict | int) and key in ("success", "invalid"))
+    assert trajectory.failed
     assert len(str(trajectory.error)) < 10_000
 
 

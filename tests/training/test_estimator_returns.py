@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from games import GuessNumber, policy, settings, tasks, trainer_of
 from test_guard_rails import rollout
-from test_resume import assert_equal_weights, history, trained
+from test_resume import assert_equal_weights, history, trained, unseeded
 
 from agentsgym import ConfigError, GRPOEnvTrainer, ScoredRollout, register
 from agentsgym.credit.assignment import AdvantageAssigner, advantage_metrics
@@ -169,22 +169,23 @@ def test_a_second_run_of_a_trainer_begins_anew(tmp_path: Path) -> None:
 
 def test_what_another_estimator_remembered_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, **REMEMBERING[1])
-    folder = tmp_path / "checkpoint-1"
+    folder, rows = tmp_path / "checkpoint-1", unseeded()
     with pytest.raises(ConfigError, match=r"contains the state of 'return_to_go' with.*but this run uses 'rae'"):
-        trainer_of(tmp_path, max_steps=2, **REMEMBERING[0]).train(resume_from_checkpoint=str(folder))
+        trainer_of(tmp_path, dataset=rows, max_steps=2, **REMEMBERING[0]).train(resume_from_checkpoint=str(folder))
     (folder / "estimator.json").unlink()
     with pytest.raises(ConfigError, match=r"cannot resume from .*checkpoint-1: estimator\.json is missing"):
-        trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
+        trainer_of(tmp_path, dataset=rows, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
     (folder / MANIFEST).unlink()  # of an earlier version, without a list of its files
     with pytest.raises(ConfigError, match=r"estimator\.json is missing: 'return_to_go' cannot be resumed without"):
-        trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
+        trainer_of(tmp_path, dataset=rows, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
 
 
 def test_a_run_that_remembers_nothing_requests_nothing(tmp_path: Path) -> None:
     trained(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, advantage_estimator="grpo")
     folder = tmp_path / "checkpoint-1"
     assert not (folder / "estimator.json").exists()
-    trainer_of(tmp_path, max_steps=2, estimator_kwargs={"baseline": "others"}).train(resume_from_checkpoint=str(folder))
+    other = trainer_of(tmp_path, dataset=unseeded(), max_steps=2, estimator_kwargs={"baseline": "others"})
+    other.train(resume_from_checkpoint=str(folder))
 
 
 def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path) -> None:

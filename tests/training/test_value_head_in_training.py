@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from games import GuessNumber, logged, policy, settings, tasks, trainer_of
-from test_resume import Interruption, assert_equal_weights, history, trained
+from test_resume import Interruption, assert_equal_weights, history, trained, unseeded
 
 from agentsgym import ConfigError, GRPOEnvTrainer
 from agentsgym.training.model_checks import check_parts
@@ -103,7 +103,7 @@ def test_its_loss_is_logged_alike_however_a_step_is_cut(kind: dict[str, Any], tm
 
 def test_a_checkpoint_with_a_head_is_not_resumed_without(tmp_path: Path) -> None:
     trained(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, **KINDS[0])
-    trainer = trainer_of(tmp_path, max_steps=2)
+    trainer = trainer_of(tmp_path, dataset=unseeded(), max_steps=2)
     with pytest.raises(ConfigError, match=r"saved with a value head, which value_head=None would drop"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 

@@ -91,6 +91,7 @@ class TextArenaEnv(MultistepEnv):
     task_fields: ClassVar[Collection[str] | None] = ("seat",)
     role_key = "seat"
     own_opponents = ("random", "first")
+    opponent_stream = "textarena player"
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class TextArenaEnv(MultistepEnv):
         config = self.env_config
         context = GameContext(random.Random(rng.getrandbits(63)), word_list=config["word_list"])
         if self._gamemaster is not None:
-            stream = player_stream(rng, "gamemaster")
+            stream = player_stream(rng, "textarena gamemaster")
             player = AgentPlayer(
                 self._gamemaster, f"{session_id}/gamemaster", stream, self.chat_format, remembers=False
             )

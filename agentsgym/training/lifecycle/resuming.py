@@ -97,7 +97,8 @@ def facts_of(args: GRPOEnvConfig, dataset: Any, env_config: Any = None) -> dict[
         "rollouts_per_step": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,  # pyright: ignore[reportUnknownMemberType]
     }
     if order["num_rows"] is not None:
-        rows = [dataset[index] for index in range(0, len(dataset), len(dataset) // _MAX_HASHED + 1)]
+        table, size = cast("Any", dataset), order["num_rows"]
+        rows = [table[index] for index in range(0, size, size // _MAX_HASHED + 1)]
         text = json.dumps([rows, env_config], default=lambda value: type(value).__qualname__, skipkeys=True)
         order["tasks"] = hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
     order |= {name: getattr(args, name) for name in ("num_generations", "num_iterations", "shuffle_dataset", "seed")}
