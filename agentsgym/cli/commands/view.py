@@ -106,6 +106,6 @@ def _print(text: str) -> None:
 
 def _remark_left_out(store: RolloutStore, shown: int) -> None:
     if shown < len(store):
-        agents = store[: len(store) - shown].table(["agent"]).column("agent").to_pylist()
+        agents: list[str | None] = store[: len(store) - shown].table(["agent"]).column("agent").to_pylist()
         left_out = ", ".join(f"{count:,} of {name or 'unknown'}" for name, count in Counter(agents).items())
         remark(f"showing the newest {shown:,} of {len(store):,}, without {left_out}; use --limit to show more")

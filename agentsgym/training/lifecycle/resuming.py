@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ def facts_of(args: GRPOEnvConfig, dataset: Any, env_config: Any = None) -> dict[
     }
     if order["num_rows"] is not None:
         table, size = cast("Any", dataset), order["num_rows"]
-        rows = [table[index] for index in range(0, size, size // _MAX_HASHED + 1)]
+        rows: list[Any] = [table[index] for index in range(0, size, size // _MAX_HASHED + 1)]
         text = json.dumps([rows, env_config], default=lambda value: type(value).__qualname__, skipkeys=True)
         order["tasks"] = hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
     order |= {name: getattr(args, name) for name in ("num_generations", "num_iterations", "shuffle_dataset", "seed")}
