@@ -194,7 +194,7 @@ $(NEWEST_VENV)/.installed: $(WHAT_TO_INSTALL) | $(NEWEST_VENV)/bin/python
 # The engines' own lists ask for spacy and more that is not used here, hence --no-deps; two of them are compiled.
 $(WORLDS_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-worlds.txt | $(WORLDS_VENV)/bin/python
 	@echo "installing agentsgym and the engines of text worlds into $(WORLDS_VENV) (some minutes the first time)"
-	$(WORLDS_VENV)/bin/python -m pip install --quiet --requirement requirements-worlds.txt --editable . pytest hypothesis
+	$(WORLDS_VENV)/bin/python -m pip install --quiet --requirement requirements-worlds.txt --editable '.[plots]' pytest hypothesis
 	$(WORLDS_VENV)/bin/python -m pip install --quiet --no-deps $(WORLDS)
 	@touch $@
 
