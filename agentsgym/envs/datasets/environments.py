@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import validated_config
 from agentsgym.envs.dataset_rows import (
     DatasetRow,
     check_row,
@@ -179,8 +180,11 @@ class Environments:
 
     @property
     def env_config(self) -> dict[str, Any] | None:
-        """The configuration of the only environment; None if each row names its own."""
-        return None if self._env is None else {**self._env.env_config}
+        """What the only environment's configuration changes of the defaults; None if each row names its own."""
+        if self._env is None:
+            return None
+        defaults = validated_config(type(self._env), None)
+        return {key: value for key, value in self._env.env_config.items() if value != defaults.get(key)}
 
     def of(self, row: DatasetRow) -> MultistepEnv:
         """Return a row's environment, with the run's chat template options if the row sets none."""
