@@ -295,7 +295,7 @@ class MultistepEnv(ABC):
     def _role(self, state: State) -> Hashable | None:
         """Return the role that moves in this turn, such as a player's seat; roles are rewarded and compared separately.
 
-        Against opponents, whose turns are no turns of the rollout, only the agent's role is rewarded.
+        The moves of opponents are not turns of the rollout, which has only the rewards of the agent's role.
         """
         return None
 

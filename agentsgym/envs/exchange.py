@@ -24,7 +24,6 @@ from agentsgym.envs.boundary import (
     as_number,
     as_reward,
     as_step,
-    as_system_prompt,
     call_environment,
     failure_of_hook,
     failure_of_value,
@@ -34,7 +33,7 @@ from agentsgym.envs.boundary import (
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import SUMMARIZE, Budget, Conversation, NotedHistory, as_text
-from agentsgym.envs.opponents import VIEWS, Views
+from agentsgym.envs.opponents import VIEWS, Views, system_messages
 from agentsgym.envs.user_checks import check_info_keys
 from agentsgym.errors import AgentError, EnvError, TemplateError
 from agentsgym.event_loop import awaited
@@ -193,11 +192,7 @@ class Exchange:
         else:
             messages = self._views.observe(self.env, state, is_first=step == 0)
         if is_first:
-            system = self.env.env_config["system_prompt"]
-            if system is None:
-                system = as_system_prompt(call_environment(self.env._system_prompt))
-            if system:
-                messages = [Message(role="system", content=system), *messages]
+            messages = [*system_messages(self.env), *messages]
         messages = conversation.with_last_messages(messages)
         if not all(is_unicode(message["content"]) for message in messages):
             raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")

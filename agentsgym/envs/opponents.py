@@ -246,10 +246,12 @@ class Opponents:
         return role in self._players
 
     def check_role(self, role: Any, name: str, error: type[Exception]) -> None:
-        """Check the role that the agent shall play, None if it is drawn: it must exist, and every other have a player.
+        """Check that the agent can play a role, None if it is drawn: every other role needs a player.
 
-        Raises:
-            Exception: Of the type ``error``.
+        Args:
+            role: The role.
+            name: The name of the value in the error.
+            error: The class of the error.
         """
         if role is not None and role not in self.roles:
             raise error(f"{name} must be one of {_listed(self.roles)}, or None to draw it, got {shown(role)}")
@@ -311,6 +313,14 @@ def _parsed(one: Any, own_names: Collection[str]) -> Agent | SeededAgent | str:
 
 def _listed(roles: Sequence[Hashable]) -> str:
     return ", ".join(map(shown, roles))
+
+
+def system_messages(env: PlayableEnv) -> list[Message]:
+    """Return the system message of a conversation, as a list; empty if there is none."""
+    text = env.env_config["system_prompt"]
+    if text is None:
+        text = as_system_prompt(call_environment(env._system_prompt))
+    return [Message(role="system", content=text)] if text else []
 
 
 def player_stream(rng: random.Random, name: str) -> random.Random:
@@ -410,9 +420,7 @@ class Table:
         env = self._env
         messages = as_messages(call_environment(env._format_prompt, state, self._num_moves[role]))
         if not self._num_moves[role]:
-            system = env.env_config["system_prompt"]
-            system = as_system_prompt(call_environment(env._system_prompt)) if system is None else system
-            messages = [Message(role="system", content=system), *messages] if system else messages
+            messages = [*system_messages(env), *messages]
         self._num_moves[role] += 1
         action = call_environment(self._moves[role], messages, state)
         given: Any = action if env.overrides_step_action else action.text

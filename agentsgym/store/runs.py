@@ -1,4 +1,4 @@
-"""The runs of a rollout store: one is told from the others, continued, and kept to one process.
+"""Tell the runs of a rollout store apart, continue one of them, and lock its folder against other processes.
 
 A training run that is resumed keeps its name. The rollouts that it plays again replace those of the attempt that ended:
 the files of these are renamed, so that no reader mixes the two, and nothing is deleted.
@@ -43,7 +43,7 @@ def check_one_run(runs: Iterable[str | None], what: str) -> None:
 
 
 def training_runs(folder: Path) -> list[str]:
-    """Return the names of the training runs in the store of a folder, oldest first; none if there is no store."""
+    """Return the names of the training runs in a store, oldest first; empty if the folder does not exist."""
     if not folder.is_dir():
         return []
     rows = [row for part in scan(folder)[0] for row in _read(part, _COLUMNS).to_pylist()]

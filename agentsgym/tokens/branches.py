@@ -142,7 +142,7 @@ class BranchingTranscript(Transcript):
         if self._digest is None:
             ids = [*(action.token_ids or ())]
             if len(ids) > 1 and ids[-1] == self._ended_by:
-                # Its text does not have the end, so a prompt that goes on from it continues a copy without it.
+                # Clients receive the text without its end token, so a prompt that extends it continues such a copy.
                 open_end = dataclasses.replace(answered, stop=stop - 1)
                 self._answered_texts.append((self._text + self._decoded(ids[:-1]), open_end))
             self._answered_texts.append((self._text + self._decoded(ids), answered))
