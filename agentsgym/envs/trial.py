@@ -127,7 +127,7 @@ class Trial:
                 self._close()
             finally:
                 self.env.drop_session(self.session_id)
-        return self._with_close_errors(trajectory)
+        return dataclasses.replace(trajectory, num_close_errors=self.num_close_errors)
 
     def play_one(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Play one episode of a session whose state is in ``env.active_states``; errors are raised."""
@@ -136,7 +136,7 @@ class Trial:
             trajectory = self._ended(stop_reason)
         finally:
             self._close()
-        return self._with_close_errors(trajectory)
+        return dataclasses.replace(trajectory, num_close_errors=self.num_close_errors)
 
     def abandon(self, fault: EpisodeError) -> Trajectory:
         """Return the trajectory of a trial whose generator cannot continue: failed, with the turns recorded so far.
@@ -168,10 +168,6 @@ class Trial:
         except EnvError as error:
             self.num_close_errors += 1
             self.failures.note_close_error(self.session_id, describe(error, self._where()))
-
-    def _with_close_errors(self, trajectory: Trajectory) -> Trajectory:
-        errors = self.num_close_errors
-        return dataclasses.replace(trajectory, num_close_errors=errors) if errors else trajectory
 
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
         config, conversation = self.env.env_config, self.conversation

@@ -35,22 +35,22 @@ def functions_entered(entered: set[CodeType]) -> Iterator[None]:
         sys.setprofile(None)
 
 
-class SecondStep(TrainerCallback):
-    """Watches the second optimizer step, which makes nothing that a run makes once."""
+class ThirdStep(TrainerCallback):
+    """Watches the third optimizer step, by which all that a process or a run makes once is made."""
 
     def __init__(self) -> None:
         self.entered: set[CodeType] = set()
         self._watching = functions_entered(self.entered)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 1:
+        if state.global_step == 2:
             self._watching.__enter__()
-        elif state.global_step == 2:
+        elif state.global_step == 3:
             self._watching.__exit__(None, None, None)
 
 
 def test_one_step_enters_a_bounded_number_of_functions(tmp_path: Path) -> None:
-    step = SecondStep()
-    trainer_of(tmp_path, num_layers=2, callbacks=[step]).train()
+    step = ThirdStep()
+    trainer_of(tmp_path, num_layers=2, callbacks=[step], max_steps=3).train()
     names = sorted(f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}" for code in step.entered)
     assert 100 < len(names) <= MOST_FUNCTIONS, f"{len(names)} functions:\n" + "\n".join(names)
