@@ -41,26 +41,17 @@ _MAX_LINES: Final = 8  # of an answer, the longest
 
 @dataclass(slots=True)
 class CallTree:
-    """The calls so far.
-
-    A call follows, by the first rule that applies:
-
-    1. the call whose conversation it continues,
-    2. the call that the program named,
-    3. the same call as an earlier one with the same prompt (a retry, or one of several answers),
-    4. the latest call of whose answer its prompt contains a line, or the id of a tool call (a history that was
-       summarized, a task or a result of another agent, a handoff),
-    5. the latest call whose answer contains its last message (a part of a task for another agent),
-    6. none: it is a root.
+    """The calls so far, and which call each follows, by the rules in ``docs/programs.md`` (the tree of calls).
 
     Attributes:
         parents: The index of each call's parent; None for a root.
         num_conversations: The number of calls that continue no other.
+        indices: The index of each call, by its id.
     """
 
     parents: list[int | None] = field(default_factory=list[int | None])
     num_conversations: int = 0
-    _ids: dict[str, int] = field(default_factory=dict[str, int])
+    indices: dict[str, int] = field(default_factory=dict[str, int])
     _prompts: dict[int, int] = field(default_factory=dict[int, int])
     _lines: list[list[str]] = field(default_factory=list[list[str]])
     _answers: list[str] = field(default_factory=list[str])
@@ -83,7 +74,7 @@ class CallTree:
         if parent is None:
             self.num_conversations += 1
             parent = self._caused_by(key, prompt, named)
-        self._ids[call_id] = self._prompts[key] = len(self.parents)
+        self.indices[call_id] = self._prompts[key] = len(self.parents)
         self.parents.append(parent)
         self._answers.append(_text([answer]))
         self._tool_calls.append(_tool_calls([answer]))
@@ -93,13 +84,9 @@ class CallTree:
         self._lines.append(sorted(new, key=len)[-_MAX_LINES:])
         return parent
 
-    def index(self, call_id: str) -> int | None:
-        """The index of a call; None for an unknown id."""
-        return self._ids.get(call_id)
-
     def _caused_by(self, key: int, prompt: Sequence[Message], named: str | None) -> int | None:
-        if named in self._ids:
-            return self._ids[named]
+        if named in self.indices:
+            return self.indices[named]
         if key in self._prompts:
             return self.parents[self._prompts[key]]
         text, last = _text(prompt), prompt[-1]["content"].strip()
@@ -294,7 +281,7 @@ class CallExchange(Exchange):
         except BaseException as error:
             if is_interruption(error):
                 raise
-            if self.conversation.turns and (self._is_cut or state["session"].is_closed):
+            if self.conversation.turns and (self._is_cut or state["session"].closed):
                 return ProgramOutcome(is_complete=False)
             raise failure_of(EnvError, "the program", error) from error
 
@@ -306,7 +293,7 @@ class CallExchange(Exchange):
         last = len(turns) - 1 if self._delivered is None else self._delivered
         by_turn: dict[int, list[GivenReward]] = {last: [reward]}
         for call_id, reward in state["session"].rewards:
-            place = self._tree.index(call_id)
+            place = self._tree.indices.get(call_id)
             if place is not None:  # otherwise its answer is not recorded, since a budget ended the episode
                 by_turn.setdefault(place, []).append(reward)
         for place, its_rewards in by_turn.items():
