@@ -360,6 +360,11 @@ def test_models_and_counts_have_the_form_of_each_sdk() -> None:
             found.append(json.loads(connection.getresponse().read()))
             connection.close()
         found.append(client.post("/v1/messages/count_tokens", {"model": "m", "messages": [user("go")]})[1])
+        begun = {"model": "m", "messages": [user("go"), {"role": "assistant", "content": "{"}], "max_tokens": 9}
+        assert client.post("/v1/messages/count_tokens", begun)[0] == 200
+        status, body = client.post("/v1/messages", begun)
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+        assert "the last message must be the user's" in body["error"]["message"]
         client.speak(user("go"))
         return 1.0
 

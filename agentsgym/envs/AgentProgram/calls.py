@@ -76,7 +76,7 @@ class Reply:
         prompt_ids: The exact prompt; empty without a tokenizer.
         token_ids: The sampled tokens; empty without a tokenizer.
         token_texts: The text of each sampled token.
-        logprobs: The log-probability of each sampled token; None if unknown.
+        logprobs: The log-probability of each sampled token, NaN where unknown; None if all are.
     """
 
     call_id: str

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, cast
@@ -223,10 +222,7 @@ class CallExchange(Exchange):
 
     def _reply(self, call: ProgramCall, action: Action, returned: Message) -> Reply:
         transcript = self._transcript
-        token_ids, logprobs = [*(action.token_ids or ())], action.logprobs
-        if logprobs is not None:
-            logprobs = None if any(map(math.isnan, logprobs)) else [float(one) for one in logprobs]
-        chat_format = transcript.chat_format
+        token_ids, chat_format = [*(action.token_ids or ())], transcript.chat_format
         texts: list[str] = []
         if call.request.logprobs and chat_format is not None:
             texts = [chat_format.decode([one]) for one in token_ids]
@@ -240,7 +236,7 @@ class CallExchange(Exchange):
             prompt_ids=transcript.token_ids[: len(transcript.token_ids) - len(token_ids)] if token_ids else (),
             token_ids=token_ids,
             token_texts=texts,
-            logprobs=logprobs,
+            logprobs=None if action.logprobs is None else [*map(float, action.logprobs)],
         )
 
     def _counts(self, state: State) -> dict[str, Any]:

@@ -77,17 +77,20 @@ class PolicyEndpoint:
         """Accept no more requests of a session."""
         self.sessions.pop(session.key, None)
 
-    async def start(self, port: int = 0) -> None:
-        """Listen on a port; 0 picks a free one.
+    async def start(self, port: int = 0) -> PolicyEndpoint:
+        """Listen on a port, 0 for a free one, and return the endpoint.
 
         Raises:
-            OSError: The port cannot be used.
+            ConfigError: The port cannot be used.
             MissingDependencyError: The packages ``starlette`` and ``uvicorn`` are not installed.
         """
         uvicorn: Any = SPEC.load("uvicorn")
         from agentsgym.envs.AgentProgram.connections import Connection  # noqa: PLC0415  # it imports the extra
 
-        listener = socket.create_server((HOST, port), backlog=1024)
+        try:
+            listener = socket.create_server((HOST, port), backlog=1024)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"port {port} of {HOST} cannot be used: {sentence_of(error)}") from error
         self.url = f"http://{HOST}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             self._app, interface="asgi3", ws="none", lifespan="off", log_config=None, proxy_headers=False
@@ -99,6 +102,7 @@ class PolicyEndpoint:
         self._server = await loop.create_server(lambda: Connection(config, state, {}), sock=listener)
         self._listener = listener
         self.is_listening = True
+        return self
 
     async def stop(self) -> None:
         """Stop listening, fail the episodes of running programs, and end every connection."""
@@ -179,6 +183,9 @@ class PolicyEndpoint:
 
     async def _call(self, request: Request, session: Session, dialect: Dialect) -> Response:
         call = dialect.parse(await _body(request), session.conversations.get)
+        if dialect is MESSAGES and call.messages[-1]["role"] == "assistant":
+            problem = "the last message must be the user's: the beginning of an answer (a prefill) cannot be continued"
+            raise CallError(problem, param="messages")
         given, rewarded = request.headers.get(REWARD_HEADER), session.answered[-1:]
         reward = None if given is None else _reward_in_header(given)
         if reward is not None and not rewarded:
@@ -264,15 +271,6 @@ async def current_endpoint(port: int = 0) -> PolicyEndpoint:
     loop = asyncio.get_running_loop()
     starting = None if _current is None or _current[0] is not loop else _current[1]
     if starting is None or (starting.done() and (starting.exception() or not starting.result().is_listening)):
-        starting = loop.create_task(_started(port))
+        starting = loop.create_task(PolicyEndpoint().start(port))
         _current = loop, starting
     return await asyncio.shield(starting)
-
-
-async def _started(port: int) -> PolicyEndpoint:
-    made = PolicyEndpoint()
-    try:
-        await made.start(port)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"port {port} of {HOST} cannot be used: {sentence_of(error)}") from error
-    return made

@@ -34,8 +34,6 @@ class _Messages(Dialect):
             raise CallError(problem, param="thread", code="thread_unsupported_request")
         given, system, form = whole.at("messages"), whole.at("system"), whole.at("output_config").at("format")
         messages = [message for item in given.items("a list of messages") for message in _parsed(item)]
-        if messages and messages[-1]["role"] == "assistant":
-            raise CallError("the last message must be the user's: the beginning of an answer cannot be continued")
         shared.check_format(form, form.at("schema"))
         instructions = "" if system.value is None else system.text()
         head: list[Message] = [{"role": "system", "content": instructions}] if instructions else []

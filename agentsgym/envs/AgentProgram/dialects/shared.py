@@ -185,13 +185,9 @@ Conversations = Callable[[str], Sequence[Message] | None]
 
 
 class Dialect(ABC):
-    """One API; each is a module-level object without state.
+    """One API; each is a module-level object without state."""
 
-    Attributes:
-        path: The path of its endpoint, such as ``"/v1/chat/completions"``.
-    """
-
-    path: ClassVar[str]
+    path: ClassVar[str]  # of its endpoint, such as "/v1/chat/completions"
 
     @abstractmethod
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
