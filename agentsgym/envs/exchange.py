@@ -213,7 +213,7 @@ class Exchange:
     def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
         """Record the action; return it for the environment, with its tool calls parsed, and its token span."""
         conversation = self.conversation
-        chat_format, tools = conversation.transcript.chat_format, self.tools
+        chat_format = conversation.transcript.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
             if type(action) is not Action or type(action.text) is not str:
@@ -225,8 +225,8 @@ class Exchange:
             raise failure_of(AgentError, "what the agent returned", raised) from raised
         if error:
             raise AgentError(f"session {self.session_id}: {error}")
-        if tools and reads_calls:
-            action = with_calls(action, chat_format, tools)
+        if reads_calls:
+            action = self.read(action)
         try:
             span = conversation.transcript.act(action, room)
         except TemplateError as refused:
@@ -239,6 +239,10 @@ class Exchange:
             text = conversation.transcript.messages[-1]["content"]
             return dataclasses.replace(action, text=text, tool_calls=()), span
         return action, span
+
+    def read(self, action: Action) -> Action:
+        """Return a valid action with its tool calls, if there are tools."""
+        return with_calls(action, self.conversation.transcript.chat_format, self.tools) if self.tools else action
 
     def step(self, state: State, action: Action) -> Step:
         """Pass the action to the environment, and keep its next state and ``info``."""

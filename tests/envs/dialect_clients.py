@@ -11,11 +11,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects import DIALECTS, answer_message, carried_over
+from agentsgym.envs.AgentProgram.dialects.completions import CHAT, COMPLETIONS
+from agentsgym.envs.AgentProgram.dialects.messages import MESSAGES
+from agentsgym.envs.AgentProgram.dialects.responses import RESPONSES, carried_over
+from agentsgym.envs.AgentProgram.dialects.shared import answer_message
 from agentsgym.types import Message, ToolCall
 
 CREATED = 1_700_000_000
-BY_PATH = {dialect.path: dialect for dialect in DIALECTS}
+BY_PATH = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}
 LOOK = ToolCall(name="look", arguments={"at": "door", "times": 2}, id="call_1")
 HELLO = Reply(
     call_id="7",

@@ -48,7 +48,7 @@ def test_a_conversation_goes_before_a_name_and_a_name_before_texts() -> None:
     assert parent_of(tree_of(*answers), prompt, named="unknown") == 2
     tree = tree_of(*answers)
     parent_of(tree, prompt, continued=0)
-    assert (tree.num_conversations, tree.index("new"), tree.index("id1"), tree.index("none")) == (3, 3, 1, None)
+    assert (tree.num_conversations, tree.indices["new"], tree.indices["id1"]) == (3, 3, 1)
 
 
 def test_the_same_prompt_has_the_same_parent() -> None:
@@ -205,8 +205,8 @@ def test_the_parents_are_those_of_the_program(steps: list[str]) -> None:
     assert one.error is None
     tree = trees[-1]
     assert len(program.parents) == len(one.turns) == len(tree.parents)
-    found = {call: tree.parents[tree.index(call)] for call in program.parents}  # type: ignore[index]
-    expected = {call: None if parent is None else tree.index(parent) for call, parent in program.parents.items()}
+    found = {call: tree.parents[tree.indices[call]] for call in program.parents}
+    expected = {call: None if parent is None else tree.indices[parent] for call, parent in program.parents.items()}
     assert found == expected
 
 

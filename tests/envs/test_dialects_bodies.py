@@ -52,6 +52,7 @@ VALID: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", "name": "look", "parameters": PARAMETERS}],
         "text": {"format": {"type": "json_schema", "name": "place", "schema": PARAMETERS}},
         "max_output_tokens": 5,
+        "include": ["message.output_text.logprobs"],
     },
     "/v1/messages": {
         **SAMPLING,
@@ -109,9 +110,7 @@ def outcome(path: str, body: Any) -> None:
         json.dumps(rejected, ensure_ascii=False, allow_nan=False).encode()
         assert len(rejected["error"]["message"]) in range(10, 2000)
         return
-    json.dumps(
-        [call.messages, call.tools, call.json_schema, call.stop, call.prompt], ensure_ascii=False, allow_nan=False
-    ).encode()
+    json.dumps([call.messages, call.tools, call.stop, call.prompt], ensure_ascii=False, allow_nan=False).encode()
     assert all(isinstance(message["content"], str) for message in call.messages)
     json.dumps(dialect.respond(call, [HELLO], CREATED), ensure_ascii=False, allow_nan=False).encode()
     "".join(dialect.stream(call, [HELLO], CREATED)).encode()

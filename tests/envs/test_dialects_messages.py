@@ -105,7 +105,6 @@ def test_a_request_is_converted() -> None:
         {"role": "user", "content": "Go on."},
     )
     assert (call.tools, call.stop, call.max_new_tokens) == ((SCHEMA,), ("END",), 9)
-    assert call.json_schema == PARAMETERS
 
 
 @pytest.mark.parametrize(

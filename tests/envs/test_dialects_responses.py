@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from pydantic import BaseModel
 
 from agentsgym.envs.AgentProgram.calls import Reply
-from agentsgym.envs.AgentProgram.dialects import answer_message
+from agentsgym.envs.AgentProgram.dialects.shared import answer_message
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -44,6 +44,16 @@ def test_an_answer_is_read_by_the_sdk() -> None:
     (request,) = served.calls
     assert request.messages == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})
     assert (request.tools, request.max_new_tokens, request.n) == ((SCHEMA,), 9, 1)
+
+
+def test_log_probabilities_are_included_if_they_are_requested() -> None:
+    served, include = always(HELLO), ["message.output_text.logprobs"]
+    [message] = create(served, include=include).output
+    assert [(one.token, one.logprob) for one in message.content[0].logprobs] == [("Hello", -0.5), (" there", -0.25)]
+    events = [one for one in create(served, include=include, stream=True) if one.type == "response.output_text.done"]
+    assert [one.logprob for one in events[0].logprobs] == [-0.5, -0.25]
+    [message] = create(served, include=["reasoning.encrypted_content"]).output
+    assert message.content[0].logprobs == []
 
 
 def test_an_answer_that_is_cut_is_incomplete() -> None:
@@ -140,12 +150,10 @@ class Place(BaseModel):
     at: str
 
 
-def test_an_answer_in_json_has_a_schema() -> None:
+def test_an_answer_in_json_is_parsed_by_the_sdk() -> None:
     served = always(dataclasses.replace(HELLO, text='{"at": "door"}'))
     response = served.client(openai).responses.parse(model="policy", input="hi", text_format=Place)
     assert response.output_parsed == Place(at="door")
-    assert served.calls[0].json_schema is not None
-    assert served.calls[0].json_schema["properties"] == {"at": {"title": "At", "type": "string"}}
 
 
 REJECTED = [

@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from chat_families import TRL_TEMPLATES, tokenizer_for
 from program_client import Client, RecordingAgent, converse, user
 
 from agentsgym import Action, StopReason, TurnRequest
@@ -25,8 +26,9 @@ from agentsgym.judging.prompts import turn_question
 from agentsgym.judging.rubric import Criterion
 from agentsgym.processes import ProcessGroup
 from agentsgym.testing import chat_tokenizer
+from agentsgym.tiny import call_text
 
-TOKENIZER = chat_tokenizer()
+TOKENIZER, QWEN = chat_tokenizer(), tokenizer_for(TRL_TEMPLATES["qwen3"])
 
 
 class Repeating(RecordingAgent):
@@ -205,7 +207,7 @@ Q = "say '{question}'"
     ],
 )
 def test_a_key_in_a_script_of_an_interpreter_is_refused(program: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"\{question\} in a script of .*'my-agent', '\{question\}'.*\$1.*task\.json"):
+    with pytest.raises(ConfigError, match=r"\{question\} in a script or .*'my-agent', '\{question\}'.*\$1.*task\.json"):
         AgentProgramEnv(TOKENIZER, program=program)
 
 
@@ -222,17 +224,30 @@ def test_a_key_in_a_script_of_an_interpreter_is_refused(program: list[str]) -> N
         ["env", "A={question}", "my-agent"],
         ["sh", "-c", "awk '{print $1}' {{name}} task.json"],
         ["python", "-c", "print({'a': 1})"],
+        ["python", "--", "{question}"],
+        ["python", "agent.py", "{question}"],
+        ["my-agent", "{name}", "{question}"],
     ],
 )
 def test_a_key_in_an_argument_is_right(program: list[str]) -> None:
-    AgentProgramEnv(TOKENIZER, program=program).check_task({"question": "x"})
+    AgentProgramEnv(TOKENIZER, program=program).check_task({"question": "-cprint()", "name": "python"})
 
 
-def test_a_key_that_is_no_identifier_is_no_script_either() -> None:
-    env = AgentProgramEnv(TOKENIZER, program=["sh", "-c", "awk '{print $1}' task.json"])
-    env.check_task({"question": "x"})
-    with pytest.raises(ConfigError, match=r"\{print \$1\} in a script"):
-        env.check_task({"print $1": "x"})
+@pytest.mark.parametrize(
+    ("program", "task"),
+    [
+        (["sh", "-c", "awk '{print $1}' task.json"], {"print $1": "-c"}),  # not an identifier
+        (["python", "{file}"], {"file": "-cimport os"}),
+        (["env", "-i", "python3", "-u", "{file}"], {"file": "-c import os"}),
+        (["bash", "{file}", "{text}"], {"file": "-c", "text": "id"}),
+        (["sh", "-c", "{{text}}", "sh", "perl", "{text}"], {"text": "-e1"}),
+    ],
+)
+def test_a_value_that_is_a_script_or_an_option_is_refused(program: list[str], task: dict[str, str]) -> None:
+    env = AgentProgramEnv(TOKENIZER, program=program)
+    env.check_task(dict.fromkeys(task, "x") if "file" in task else {"text": "x"})
+    with pytest.raises(TaskError, match=r"\} in a script or an option of an interpreter, .*put '--' before"):
+        env.check_task(task)
 
 
 def test_an_answer_that_was_not_delivered_gets_no_reward_of_the_outcome() -> None:
@@ -277,7 +292,33 @@ def test_a_stop_text_is_found_with_few_decodings(stop: str, monkeypatch: pytest.
     monkeypatch.setattr(type(chat_format), "decode", counted)
     action, found = _stopped(Action(text=text, token_ids=ids), [stop], chat_format)
     assert (found, len(action.token_ids or ())) == (("END", 4003) if stop == "END" else (None, len(ids)))
-    assert sum(lengths) < 15 * len(ids)
+    assert sum(lengths) < 2 * len(ids)
+
+
+@pytest.mark.parametrize(
+    ("written", "content", "num_calls"),
+    [
+        (call_text("look", {"at": "STOP"}), call_text("look", {"at": "STOP"}).partition("STOP")[0], 0),
+        (call_text("look", {"at": "door"}) + "Then STOP.", "Then", 1),
+        ("<think>Hm.</think>Go. STOP", "Go.", 0),
+        ("<think>Hm. STOP", "", 0),
+    ],
+)
+def test_a_stop_text_is_not_returned_wherever_it_is(written: str, content: str, num_calls: int) -> None:
+    schema = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+    def program(task: Any, endpoint: Any) -> float:
+        client = Client(endpoint)
+        first = client.speak(user("go"), tools=[schema], stop=["STOP"])
+        assert (first["content"], len(first.get("tool_calls", ()))) == (content, num_calls)
+        results = [{"role": "tool", "content": "x", "tool_call_id": one["id"]} for one in first.get("tool_calls", ())]
+        client.speak(user("go"), first, *(results or [user("on")]), tools=[schema])
+        return 1.0
+
+    [one] = AgentProgramEnv(QWEN, program=program).rollout([{}], RecordingAgent(QWEN, texts=[written]))
+    assert (one.error, one.info["num_conversations"]) == (None, 1)
+    first = one.turns[0]
+    assert QWEN.decode(one.token_ids[first.start : first.stop]) == written[: written.index("STOP") + 4]
 
 
 def test_a_completion_that_its_end_token_ended_is_continued_without_it() -> None:
@@ -319,6 +360,11 @@ def test_models_and_counts_have_the_form_of_each_sdk() -> None:
             found.append(json.loads(connection.getresponse().read()))
             connection.close()
         found.append(client.post("/v1/messages/count_tokens", {"model": "m", "messages": [user("go")]})[1])
+        begun = {"model": "m", "messages": [user("go"), {"role": "assistant", "content": "{"}], "max_tokens": 9}
+        assert client.post("/v1/messages/count_tokens", begun)[0] == 200
+        status, body = client.post("/v1/messages", begun)
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+        assert "the last message must be the user's" in body["error"]["message"]
         client.speak(user("go"))
         return 1.0
 

@@ -268,7 +268,7 @@ messages = [{"role": "user", "content": f"go {task['seed']}"}]
 for number in range(4):
     body = json.dumps({"model": "x", "messages": messages}).encode()
     head = (
-        f"POST /v1/chat/completions HTTP/1.0\\r\\nHost: {host}:{port}\\r\\nContent-Length: {len(body)}\\r\\n"
+        f"POST /v1/chat/completions HTTP/1.0\\r\\nHost: {{host}}:{{port}}\\r\\nContent-Length: {len(body)}\\r\\n"
         f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}\\r\\n\\r\\n"
     )
     connection = socket.create_connection((host, int(port)))
@@ -277,7 +277,7 @@ for number in range(4):
     while part := connection.recv(65536):
         received += part
     answer = json.loads(received.partition(b"\\r\\n\\r\\n")[2])
-    messages += [answer["choices"][0]["message"], {"role": "user", "content": f"on {number}"}]
+    messages += [answer["choices"][0]["message"], {"role": "user", "content": f"on {{number}}"}]
     time.sleep(0.05)
 """
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentsgym.types import FinishReason, Message, ToolCall
@@ -44,7 +44,6 @@ class CallRequest:
         streams: Whether the answer is sent as server-sent events.
         logprobs: Whether log-probabilities of the sampled tokens are returned.
         token_ids: Whether the exact tokens are returned.
-        json_schema: The schema of an answer in JSON, ``{}`` for any object; None for free text.
         include_usage: Whether a stream ends with the number of tokens.
         extra: What a dialect must remember from the body to write its response.
     """
@@ -59,9 +58,8 @@ class CallRequest:
     streams: bool = False
     logprobs: bool = False
     token_ids: bool = False
-    json_schema: Mapping[str, Any] | None = None
     include_usage: bool = False
-    extra: Mapping[str, Any] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,7 @@ class Reply:
         prompt_ids: The exact prompt; empty without a tokenizer.
         token_ids: The sampled tokens; empty without a tokenizer.
         token_texts: The text of each sampled token.
-        logprobs: The log-probability of each sampled token; None if unknown.
+        logprobs: The log-probability of each sampled token, NaN where unknown; None if all are.
     """
 
     call_id: str

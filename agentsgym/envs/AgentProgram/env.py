@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentsgym.envs.AgentProgram import SPEC
-from agentsgym.envs.AgentProgram.calls import Reply
 from agentsgym.envs.AgentProgram.exchange import CallExchange
 from agentsgym.envs.AgentProgram.programs import (
     Endpoint,
@@ -20,10 +19,8 @@ from agentsgym.envs.AgentProgram.programs import (
     RunningCommand,
     RunningFunction,
     check_command,
-    filled,
 )
 from agentsgym.envs.AgentProgram.server import current_endpoint
-from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import chat_format_of
@@ -125,8 +122,7 @@ class AgentProgramEnv(MultistepEnv):
         """Raise :class:`TaskError` also for a task that lacks a key that the command names."""
         super().check_task(task_data, name)
         if not callable(self._program):
-            check_command(self._program, task_data)
-            filled(self._program, {"seed": 0, **task_data})
+            check_command(self._program, {"seed": 0, **task_data})
 
     # Overridden by subclasses where needed
 
@@ -192,16 +188,6 @@ class AgentProgramEnv(MultistepEnv):
         if key not in self._formats:
             self._formats[key] = chat_format_of(self.tokenizer, self.env_config, tools)
         return self._formats[key]
-
-    async def _next_call(self, state: State) -> ProgramCall | None:
-        """The next call of the program; None once it has ended."""
-        return state.pop("next") if "next" in state else await state["session"].next_call()
-
-    async def _deliver(self, state: State, call: ProgramCall, reply: Reply) -> bool:
-        """Send an answer to the program, and wait for its next call; return whether it has ended instead."""
-        state["num_undelivered"] += not call.answer(reply)
-        state["next"] = await state["session"].next_call()
-        return state["next"] is None
 
     async def _graded(self, task_data: dict[str, Any], outcome: ProgramOutcome) -> tuple[str, Any]:
         """Grade the outcome: the name of what graded it, and the grade, which is not checked yet."""

@@ -12,18 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import math
-from bisect import bisect_left
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import Any, ClassVar, Final, cast
 
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.programs import ProgramOutcome
 from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.boundary import Step, as_grade, as_reward, call_environment
-from agentsgym.envs.contract import PlayableEnv, State
+from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Conversation
 from agentsgym.envs.exchange import Exchange
 from agentsgym.errors import ConfigError, EnvError, TemplateError
@@ -31,7 +29,7 @@ from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.tokens.branches import BranchingTranscript
-from agentsgym.tokens.tool_messages import strings_in
+from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, Message, ToolCall, Turn, TurnRequest
 
@@ -42,30 +40,17 @@ _MAX_LINES: Final = 8  # of an answer, the longest
 
 @dataclass(slots=True)
 class CallTree:
-    """The calls so far.
-
-    A call follows, by the first rule that applies:
-
-    1. the call whose conversation it continues,
-    2. the call that the program named,
-    3. the same call as an earlier one with the same prompt (a retry, or one of several answers),
-    4. the latest call of whose answer its prompt contains a line, or the id of a tool call (a history that was
-       summarized, a task or a result of another agent, a handoff),
-    5. the latest call whose answer contains its last message (a part of a task for another agent),
-    6. none: it is a root.
-
-    Lines are those of an answer's text and of the arguments of its tool calls. A line that the call's own prompt
-    contains does not identify the answer: a label such as "very positive" stands in the instructions of every call
-    that has one.
+    """The calls so far, and which call each follows, by the rules in ``docs/programs.md`` (the tree of calls).
 
     Attributes:
         parents: The index of each call's parent; None for a root.
         num_conversations: The number of calls that continue no other.
+        indices: The index of each call, by its id.
     """
 
     parents: list[int | None] = field(default_factory=list[int | None])
     num_conversations: int = 0
-    _ids: dict[str, int] = field(default_factory=dict[str, int])
+    indices: dict[str, int] = field(default_factory=dict[str, int])
     _prompts: dict[int, int] = field(default_factory=dict[int, int])
     _lines: list[list[str]] = field(default_factory=list[list[str]])
     _answers: list[str] = field(default_factory=list[str])
@@ -88,22 +73,19 @@ class CallTree:
         if parent is None:
             self.num_conversations += 1
             parent = self._caused_by(key, prompt, named)
-        self._ids[call_id] = self._prompts[key] = len(self.parents)
+        self.indices[call_id] = self._prompts[key] = len(self.parents)
         self.parents.append(parent)
         self._answers.append(_text([answer]))
         self._tool_calls.append(_tool_calls([answer]))
+        # A line that is in the prompt does not identify the answer: a label such as "very positive" may be in many.
         lines = {line.strip() for line in self._answers[-1].splitlines()}
         new = [line for line in lines if len(line) >= _SHORTEST and not any(line in one["content"] for one in prompt)]
         self._lines.append(sorted(new, key=len)[-_MAX_LINES:])
         return parent
 
-    def index(self, call_id: str) -> int | None:
-        """The index of a call; None for an unknown id."""
-        return self._ids.get(call_id)
-
     def _caused_by(self, key: int, prompt: Sequence[Message], named: str | None) -> int | None:
-        if named in self._ids:
-            return self._ids[named]
+        if named in self.indices:
+            return self.indices[named]
         if key in self._prompts:
             return self.parents[self._prompts[key]]
         text, last = _text(prompt), prompt[-1]["content"].strip()
@@ -111,15 +93,11 @@ class CallTree:
         tool_calls = _tool_calls(prompt)
         for index in latest:
             ids = self._tool_calls[index]
-            if ids & tool_calls or any(one in text for one in (*self._lines[index], *filter(_is_unique, ids))):
+            unique = [one for one in ids if len(one) >= _SHORTEST_ID]
+            if ids & tool_calls or any(one in text for one in (*self._lines[index], *unique)):
                 return index
         is_part = len(last) >= _SHORTEST
         return next((index for index in latest if is_part and last in self._answers[index]), None)
-
-
-def _is_unique(call_id: str) -> bool:
-    """Whether an id is too long to be in a text by chance."""
-    return len(call_id) >= _SHORTEST_ID
 
 
 def _tool_calls(messages: Sequence[Message]) -> frozenset[str]:
@@ -132,49 +110,28 @@ def _text(messages: Sequence[Message]) -> str:
     """The texts of messages, and the values in the arguments of their tool calls."""
     texts: list[str] = []
     for message in messages:
-        texts.append(message["content"])
-        for call in message.get("tool_calls", ()):
-            texts += strings_in(_values(call["function"]["arguments"]))
+        calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+        texts += [message["content"], *_strings(calls)]
     return "\n".join(texts)
 
 
-def _values(arguments: Any) -> Any:
-    """Arguments without the names of their fields."""
-    if isinstance(arguments, Mapping):
-        return [_values(one) for one in cast("Mapping[Any, Any]", arguments).values()]
-    return [_values(one) for one in cast("list[Any]", arguments)] if isinstance(arguments, list) else arguments
+def _strings(value: Any) -> list[str]:
+    """List every string in a JSON value, without the names of fields."""
+    if isinstance(value, Mapping):
+        value = [*cast("Mapping[Any, Any]", value).values()]
+    if isinstance(value, list):
+        return [text for one in cast("list[Any]", value) for text in _strings(one)]
+    return [value] if isinstance(value, str) else []
 
-
-# pyright: reportPrivateUsage=false
-# The environment and its trial are one thing in two files.
 
 _MAX_REJECTED = 32  # calls in a row that do not fit the budget or the template, before the episode ends
 
 
-class ProgramEnv(PlayableEnv, Protocol):
-    """What a trial uses of ``AgentProgramEnv``, which documents it."""
-
-    tokenizer: Any
-
-    def _format_with(self, tools: Sequence[Mapping[str, Any]], /) -> ChatFormat | None: ...
-
-    def _next_call(self, state: State, /) -> Coroutine[Any, Any, ProgramCall | None]: ...
-
-    def _deliver(self, state: State, call: ProgramCall, reply: Reply, /) -> Coroutine[Any, Any, bool]: ...
-
-    def _graded(
-        self, task_data: dict[str, Any], outcome: ProgramOutcome, /
-    ) -> Coroutine[Any, Any, tuple[str, Any]]: ...
-
-
 class CallExchange(Exchange):
-    """The turns of a trial that are the calls of a program."""
+    """The turns of a trial of ``AgentProgramEnv`` that are the calls of a program."""
 
     may_wait: ClassVar[bool] = True
-
-    @property
-    def _programs(self) -> ProgramEnv:
-        return cast("ProgramEnv", self.env)
+    _call: ProgramCall
 
     @property
     def _transcript(self) -> BranchingTranscript:
@@ -182,16 +139,16 @@ class CallExchange(Exchange):
 
     def new_conversation(self) -> Conversation:
         """Make an empty record, in which conversations may branch."""
-        conversation = Conversation(None, "append")
-        conversation.transcript = BranchingTranscript(self._programs._format_with, self._programs.tokenizer)
-        self._tree, self._call, self._is_cut = CallTree(), None, False
+        conversation, env = Conversation(None, "append"), cast("Any", self.env)
+        conversation.transcript = BranchingTranscript(env._format_with, env.tokenizer)
+        self._tree, self._is_cut = CallTree(), False
         self._delivered: int | None = None  # the last call whose answer the program received
         return conversation
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools of the call."""
-        return () if self._call is None else self._call.request.tools
+        return self._call.request.tools
 
     def prompt_messages(self) -> list[Message] | None:
         """Return the messages of the call; None if they are the recorded ones."""
@@ -206,11 +163,12 @@ class CallExchange(Exchange):
         """
         yield from ()
         for _ in range(_MAX_REJECTED):
-            self._call = call = call_environment(self._programs._next_call, state)
+            call = call_environment(_next_call, state)
             if call is None:
                 if not self.conversation.turns:
                     raise EnvError(_without_call(self._outcome(state)))
                 return 0 if self._is_cut else Step(done=True)
+            self._call = call
             room = self._observed(call)
             if room is None or room > 0:
                 return room
@@ -243,33 +201,28 @@ class CallExchange(Exchange):
         self.env.active_states[self.session_id]["num_rejected"] += 1
         call.reject(error)
 
-    def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
-        """Record the action up to the first of the texts at which the call stops."""
-        stops = () if self._call is None else self._call.request.stop
-        self._stopped_by: str | None = None
-        if stops and isinstance(action, Action):  # pyright: ignore[reportUnnecessaryIsInstance]  # checked by super
-            action, self._stopped_by = _stopped(action, stops, self.conversation.transcript.chat_format)
-        return super().record(action, room, reads_calls=reads_calls)
+    def read(self, action: Action) -> Action:
+        """Return the action up to the first of the texts at which the call stops, with its tool calls."""
+        request, chat_format = self._call.request, self._transcript.chat_format
+        action, self._stopped_by = _stopped(action, request.stop, chat_format)
+        return with_calls(action, chat_format, request.tools, self._stopped_by) if request.tools else action
 
     def step(self, state: State, action: Action) -> Step:
         """Return the answer to the program, and wait for its next call or its end."""
-        call, transcript = cast("ProgramCall", self._call), self._transcript
+        call, transcript = self._call, self._transcript
         prompt, returned = transcript.prompt_messages[:-1], transcript.returned
         self.parent = self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
         reply = self._reply(call, action, returned)
-        num_undelivered = state["num_undelivered"]
-        is_over = call_environment(self._programs._deliver, state, call, reply)
-        if state["num_undelivered"] == num_undelivered:
+        is_delivered, state["next"] = call_environment(_deliver, state, call, reply)
+        if is_delivered:
             self._delivered = len(self._tree.parents) - 1
+        state["num_undelivered"] += not is_delivered
         self.conversation.info = self._counts(state)
-        return Step(done=is_over)
+        return Step(done=state["next"] is None)
 
     def _reply(self, call: ProgramCall, action: Action, returned: Message) -> Reply:
         transcript = self._transcript
-        token_ids, logprobs = [*(action.token_ids or ())], action.logprobs
-        if logprobs is not None:
-            logprobs = None if any(map(math.isnan, logprobs)) else [float(one) for one in logprobs]
-        chat_format = transcript.chat_format
+        token_ids, chat_format = [*(action.token_ids or ())], transcript.chat_format
         texts: list[str] = []
         if call.request.logprobs and chat_format is not None:
             texts = [chat_format.decode([one]) for one in token_ids]
@@ -283,7 +236,7 @@ class CallExchange(Exchange):
             prompt_ids=transcript.token_ids[: len(transcript.token_ids) - len(token_ids)] if token_ids else (),
             token_ids=token_ids,
             token_texts=texts,
-            logprobs=logprobs,
+            logprobs=None if action.logprobs is None else [*map(float, action.logprobs)],
         )
 
     def _counts(self, state: State) -> dict[str, Any]:
@@ -324,19 +277,19 @@ class CallExchange(Exchange):
         except BaseException as error:
             if is_interruption(error):
                 raise
-            if self.conversation.turns and (self._is_cut or state["session"].is_closed):
+            if self.conversation.turns and (self._is_cut or state["session"].closed):
                 return ProgramOutcome(is_complete=False)
             raise failure_of(EnvError, "the program", error) from error
 
     def reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
-        reward, info = as_grade(*call_environment(self._programs._graded, self.task_data, self._outcome(state)))
+        reward, info = as_grade(*call_environment(cast("Any", self.env)._graded, self.task_data, self._outcome(state)))
         conversation.info = {**self._counts(state), **info}
         last = len(turns) - 1 if self._delivered is None else self._delivered
         by_turn: dict[int, list[GivenReward]] = {last: [reward]}
         for call_id, reward in state["session"].rewards:
-            place = self._tree.index(call_id)
+            place = self._tree.indices.get(call_id)
             if place is not None:  # otherwise its answer is not recorded, since a budget ended the episode
                 by_turn.setdefault(place, []).append(reward)
         for place, its_rewards in by_turn.items():
@@ -344,6 +297,16 @@ class CallExchange(Exchange):
             turn = conversation.turns[place]
             conversation.turns[place] = dataclasses.replace(turn, reward=reward, components=components)
         super().reward_episode(conversation.turns, [one.reward for one in conversation.turns])
+
+
+async def _next_call(state: State) -> ProgramCall | None:
+    """Return the next call of the program; None once it has ended."""
+    return state.pop("next") if "next" in state else await state["session"].next_call()
+
+
+async def _deliver(state: State, call: ProgramCall, reply: Reply) -> tuple[bool, ProgramCall | None]:
+    """Send an answer to the program, and wait for its next call; return whether it still waited, and the call."""
+    return call.answer(reply), await state["session"].next_call()
 
 
 def _without_call(outcome: ProgramOutcome) -> str:
@@ -360,8 +323,14 @@ def _stopped(action: Action, stops: Sequence[str], chat_format: ChatFormat | Non
     place, stop = found
     token_ids, logprobs = action.token_ids, action.logprobs
     if token_ids is not None and chat_format is not None:
-        ids = token_ids
-        kept = 1 + bisect_left(range(1, len(ids)), True, key=lambda k: stop in chat_format.decode(ids[:k]))
+        # The first ``kept`` tokens contain the text, the first ``low`` do not: half as many are decoded each time.
+        low, kept, margin = 0, len(token_ids), len(stop.encode()) + 4  # tokens in which the text may begin
+        while kept - low > 1:
+            middle = (low + kept) // 2
+            if stop in chat_format.decode(token_ids[max(0, low - margin) : middle]):
+                kept = middle
+            else:
+                low = middle
         token_ids, logprobs = token_ids[:kept], None if logprobs is None else logprobs[:kept]
     text = action.text[:place]
     return dataclasses.replace(action, text=text, token_ids=token_ids, logprobs=logprobs, finish_reason="stop"), stop

@@ -22,6 +22,7 @@ from agentsgym.envs.AgentProgram.session import Session
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import programs_loop
 from agentsgym.processes import ProcessGroup
+from agentsgym.texts import shown
 
 Program = Callable[[dict[str, Any], "Endpoint"], Any] | Sequence[str]
 """A function or coroutine function of the task and the endpoint, or the arguments of a command."""
@@ -262,44 +263,49 @@ def _is_field(name: str, task_data: Mapping[str, Any]) -> bool:
     return name in task_data or name.isidentifier()
 
 
-def _scripts(command: Sequence[str]) -> Iterator[str]:
-    """Yield what the shells and other interpreters in a command may run: their options and scripts."""
-    rest = [*command]
+def _scripts(command: Sequence[str], given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what the shells and other interpreters in a command may run, their options and scripts, also as given."""
+    rest = [*zip(command, given, strict=True)]
     while rest:
-        name, reads_script, has_value = Path(rest.pop(0)).name, False, False
+        name, reads_script, has_value = Path(rest.pop(0)[0]).name, False, False
         while rest and _INTERPRETER.fullmatch(name):
-            if rest[0][:1] in {"-", "+"}:
+            argument = rest[0][1]
+            if argument[:1] in {"-", "+"}:
                 yield rest[0]
-                reads_script = reads_script or _SCRIPT.fullmatch(rest[0]) is not None
-                has_value = _HAS_VALUE.fullmatch(rest[0]) is not None
-            elif has_value or (name == "env" and "=" in rest[0]):
+                reads_script = reads_script or _SCRIPT.fullmatch(argument) is not None
+                has_value = _HAS_VALUE.fullmatch(argument) is not None
+            elif has_value or (name == "env" and "=" in argument):
                 has_value = False
             else:
                 break
             del rest[0]
+            if argument == "--":
+                break
         if reads_script:
             yield from rest[:1]
             del rest[:2]  # the script and its name for itself, which may be "sh", too
 
 
 def check_command(command: Sequence[str], task_data: Mapping[str, Any] | None = None) -> None:
-    """Check that no ``{key}`` is in a script of a shell or another interpreter, which would run the task's text.
+    """Check that no ``{key}`` is in a script or an option of an interpreter, which would run the task's text.
 
     Args:
         command: The program and its arguments.
-        task_data: A task, whose keys may be any texts; None to find identifiers alone.
+        task_data: A task, whose keys may be any texts, and whose values may be options; None to find identifiers alone.
 
     Raises:
-        ConfigError: One is; the error shows the safe ways.
+        ConfigError: One is, for any task; the error shows the safe ways.
+        TaskError: One is for this task, or the task lacks a key.
     """
-    for script in _scripts(command):
-        for key in (found[2] for found in _FIELD.finditer(script) if found[2]):
-            if _is_field(key, task_data or {}):
-                raise ConfigError(
-                    f"program has {{{key}}} in a script of an interpreter, {script!r}, which would run the text of a "
-                    f"task: make it an argument, as in ['my-agent', '{{{key}}}'] or "
-                    f"['sh', '-c', 'my-agent \"$1\"', 'sh', '{{{key}}}'], or read task.json in the script; "
-                    f"{{{{{key}}}}} writes braces"
+    task = task_data or {}
+    for template, given in _scripts(command, command if task_data is None else filled(command, task)):
+        for key in (found[2] for found in _FIELD.finditer(template) if found[2]):
+            if _is_field(key, task):
+                raise (ConfigError if task_data is None else TaskError)(
+                    f"program has {{{key}}} in a script or an option of an interpreter, {shown(given)}, which would "
+                    f"run the text of a task: make it an argument, as in ['my-agent', '{{{key}}}'] or ['sh', '-c', "
+                    f"'my-agent \"$1\"', 'sh', '{{{key}}}'], put '--' before the name of a file, or read task.json "
+                    f"in the script; {{{{{key}}}}} writes braces"
                 )
 
 

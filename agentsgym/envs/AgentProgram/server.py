@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError
-from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, carried_over
+from agentsgym.envs.AgentProgram.dialects.completions import CHAT, COMPLETIONS
+from agentsgym.envs.AgentProgram.dialects.messages import MESSAGES
+from agentsgym.envs.AgentProgram.dialects.responses import RESPONSES, carried_over
+from agentsgym.envs.AgentProgram.dialects.shared import Dialect
 from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session, received_reward
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
@@ -61,7 +64,7 @@ class PolicyEndpoint:
             "/v1/reward": ("POST", self._reward, CHAT),
             "/v1/models": ("GET", self._models, CHAT),
             "/v1/messages/count_tokens": ("POST", self._count, MESSAGES),
-            **{dialect.path: ("POST", self._call, dialect) for dialect in DIALECTS},
+            **{dialect.path: ("POST", self._call, dialect) for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)},
         }
 
     def open(self) -> Session:
@@ -74,17 +77,20 @@ class PolicyEndpoint:
         """Accept no more requests of a session."""
         self.sessions.pop(session.key, None)
 
-    async def start(self, port: int = 0) -> None:
-        """Listen on a port; 0 picks a free one.
+    async def start(self, port: int = 0) -> PolicyEndpoint:
+        """Listen on a port, 0 for a free one, and return the endpoint.
 
         Raises:
-            OSError: The port cannot be used.
+            ConfigError: The port cannot be used.
             MissingDependencyError: The packages ``starlette`` and ``uvicorn`` are not installed.
         """
         uvicorn: Any = SPEC.load("uvicorn")
         from agentsgym.envs.AgentProgram.connections import Connection  # noqa: PLC0415  # it imports the extra
 
-        listener = socket.create_server((HOST, port), backlog=1024)
+        try:
+            listener = socket.create_server((HOST, port), backlog=1024)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"port {port} of {HOST} cannot be used: {sentence_of(error)}") from error
         self.url = f"http://{HOST}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             self._app, interface="asgi3", ws="none", lifespan="off", log_config=None, proxy_headers=False
@@ -96,6 +102,7 @@ class PolicyEndpoint:
         self._server = await loop.create_server(lambda: Connection(config, state, {}), sock=listener)
         self._listener = listener
         self.is_listening = True
+        return self
 
     async def stop(self) -> None:
         """Stop listening, fail the episodes of running programs, and end every connection."""
@@ -176,16 +183,19 @@ class PolicyEndpoint:
 
     async def _call(self, request: Request, session: Session, dialect: Dialect) -> Response:
         call = dialect.parse(await _body(request), session.conversations.get)
-        reward, rewarded = request.headers.get(REWARD_HEADER), session.latest
-        number = None if reward is None else _reward_in_header(reward)
-        if number is not None and rewarded is None:
+        if dialect is MESSAGES and call.messages[-1]["role"] == "assistant":
+            problem = "the last message must be the user's: the beginning of an answer (a prefill) cannot be continued"
+            raise CallError(problem, param="messages")
+        given, rewarded = request.headers.get(REWARD_HEADER), session.answered[-1:]
+        reward = None if given is None else _reward_in_header(given)
+        if reward is not None and not rewarded:
             raise CallError(NOTHING_TO_REWARD)
         leaving = asyncio.ensure_future(_until_disconnected(request))
         try:
             replies = await session.call(call, request.headers.get(PARENT_HEADER), leaving)
         finally:
-            if number is not None and not leaving.done():  # otherwise it may send the call and the header once more
-                session.add_reward(number, rewarded)
+            if reward is not None and not leaving.done():  # otherwise it may send the call and the header once more
+                session.add_reward(reward, *rewarded)
             leaving.cancel()
         if dialect is RESPONSES:  # ``previous_response_id`` may continue these conversations
             stored = session.conversations
@@ -194,19 +204,17 @@ class PolicyEndpoint:
                 del stored[next(iter(stored))]
         created, headers = int(time.time()), {CALL_HEADER: replies[0].call_id}
         if call.streams:
+            from starlette.responses import Response  # noqa: PLC0415  # an extra
+
             text = "".join(dialect.stream(call, replies, created))
-            return _text(text, 200, {**headers, "cache-control": "no-store"}, "text/event-stream")
+            return Response(text, 200, {**headers, "cache-control": "no-store"}, "text/event-stream")
         return _json(dialect.respond(call, replies, created), headers=headers)
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return _text(json.dumps(value, ensure_ascii=True, separators=(",", ":")), status, headers, "application/json")
-
-
-def _text(text: str, status: int, headers: Mapping[str, str] | None, media_type: str) -> Response:
     from starlette.responses import Response  # noqa: PLC0415  # an extra
 
-    return Response(text, status, headers, media_type)
+    return Response(json.dumps(value, separators=(",", ":")), status, headers, "application/json")
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -261,21 +269,8 @@ async def current_endpoint(port: int = 0) -> PolicyEndpoint:
     """
     global _current  # noqa: PLW0603  # one endpoint per process
     loop = asyncio.get_running_loop()
-    if _current is None or _current[0] is not loop or not _is_usable(_current[1]):
-        _current = loop, loop.create_task(_started(port))
-    return await asyncio.shield(_current[1])
-
-
-def _is_usable(starting: asyncio.Task[PolicyEndpoint]) -> bool:
-    if not starting.done():
-        return True
-    return not starting.cancelled() and starting.exception() is None and starting.result().is_listening
-
-
-async def _started(port: int) -> PolicyEndpoint:
-    made = PolicyEndpoint()
-    try:
-        await made.start(port)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"port {port} of {HOST} cannot be used: {sentence_of(error)}") from error
-    return made
+    starting = None if _current is None or _current[0] is not loop else _current[1]
+    if starting is None or (starting.done() and (starting.exception() or not starting.result().is_listening)):
+        starting = loop.create_task(PolicyEndpoint().start(port))
+        _current = loop, starting
+    return await asyncio.shield(starting)

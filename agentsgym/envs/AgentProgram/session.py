@@ -83,6 +83,8 @@ class Session:
         last_used: When the last call arrived, on the monotonic clock.
         num_tokens: Returns the number of tokens in the prompt of a conversation; 0 without a tokenizer.
         on_final: Called when no reward follows.
+        answered: The ids of the calls that were answered.
+        closed: The error with which all calls are rejected; None if they are not.
         is_ended_by_owner: Whether the program ends by itself also after its calls are rejected, however long it takes.
         conversations: The conversations that a request may continue by the id of a response (``/v1/responses``).
     """
@@ -90,7 +92,7 @@ class Session:
     def __init__(self) -> None:
         self.key = f"sk-{secrets.token_hex(16)}"
         self.rewards: list[tuple[str, GivenReward]] = []
-        self._answered: list[str] = []  # ids of calls
+        self.answered: list[str] = []
         self.has_all_rewards = asyncio.Event()
         self.last_used = time.monotonic()
         self.num_tokens: Callable[[CallRequest], int] = lambda _: 0
@@ -100,14 +102,9 @@ class Session:
         self._queue: deque[ProgramCall] = deque()
         self._unanswered: set[ProgramCall] = set()
         self._changed = asyncio.Event()
-        self._closed: CallError | None = None
+        self.closed: CallError | None = None
         self._failure: str | None = None
         self._has_ended = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether all calls are rejected."""
-        return self._closed is not None
 
     async def call(self, request: CallRequest, parent: str | None, leaving: asyncio.Future[None]) -> Sequence[Reply]:
         """Wait for the ``request.n`` answers of the policy, unless the program stops waiting.
@@ -120,8 +117,8 @@ class Session:
         Raises:
             CallError: The call was rejected, the episode is over, or the program no longer waits.
         """
-        if self._closed is not None:
-            raise self._closed
+        if self.closed is not None:
+            raise self.closed
         self.last_used = time.monotonic()
         calls = [ProgramCall(request, parent) for _ in range(request.n)]
 
@@ -142,7 +139,7 @@ class Session:
         finally:
             self._unanswered.difference_update(calls)
             drop()
-        self._answered += [call.call_id for call in calls]
+        self.answered += [call.call_id for call in calls]
         return replies
 
     async def next_call(self) -> ProgramCall | None:
@@ -163,11 +160,6 @@ class Session:
             self._changed.clear()
             await self._changed.wait()
 
-    @property
-    def latest(self) -> str | None:
-        """The id of the call that was answered last; None before."""
-        return self._answered[-1] if self._answered else None
-
     def add_reward(self, reward: GivenReward, call_id: str | None = None) -> None:
         """Add a reward of a call; None for the call that was answered last.
 
@@ -178,10 +170,10 @@ class Session:
             sentence = f"call must be the id of a call, a str, or None, got {shown(call_id)}: the reward comes first"
             raise CallError(sentence, param="call")
         reward = received_reward(reward)
-        if not self._answered:
+        if not self.answered:
             raise CallError(NOTHING_TO_REWARD)
-        known = self._answered[-1] if call_id is None else plain_id(call_id)
-        if known not in self._answered:
+        known = self.answered[-1] if call_id is None else plain_id(call_id)
+        if known not in self.answered:
             raise CallError(f"no call with the id {call_id!r} was answered", status=404, param="call")
         self.rewards.append((known, reward))
 
@@ -197,9 +189,9 @@ class Session:
 
     def close(self, reason: str) -> None:
         """Reject the calls that wait, and all later ones."""
-        self._closed = CallError(reason, status=403, code="episode_over")
+        self.closed = CallError(reason, status=403, code="episode_over")
         for call in self._unanswered:
-            call.reject(self._closed)
+            call.reject(self.closed)
         self._queue.clear()
 
     def fail(self, reason: str) -> None:

@@ -138,14 +138,19 @@ class CallReader:
             "a supported format"
         )
 
-    def read(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Answer | None:
+    def read(
+        self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stopped_by: str | None = None
+    ) -> Answer | None:
         """Parse sampled ids; None if they contain no calls, reasoning or other parts.
 
         Args:
             token_ids: The answer, (T,).
             tools: The JSON schemas of the tools, which define the types of arguments.
+            stopped_by: The text that ended the answer, and is left out; None if no text did.
         """
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if stopped_by is not None and stopped_by in text:
+            text = text[: text.rindex(stopped_by)]
         return self.read_text(text, tools, prompt=self._prompt)
 
     def read_text(self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt: str | None = None) -> Answer | None:
@@ -263,7 +268,9 @@ def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *
         return ""
 
 
-def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[Mapping[str, Any]]) -> Action:
+def with_calls(
+    action: Action, chat_format: ChatFormat | None, tools: Sequence[Mapping[str, Any]], stopped_by: str | None = None
+) -> Action:
     """Parse the calls, reasoning and text of an action without parsed calls; never raises.
 
     Sampled ids are parsed in the format of the chat template, which is determined once by rendering a call and parsing
@@ -280,6 +287,7 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
         action: The agent's action.
         chat_format: The chat format of the tokenizer; None if there is only text.
         tools: The JSON schemas of the tools.
+        stopped_by: The text that ended the answer and is only in its ids; None if no text did.
     """
     if action.tool_calls or action.finish_reason == "length":
         return action
@@ -287,7 +295,7 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
     if reader is None or reader.form is None:
         answer = _of_text(action.text)
     elif action.token_ids is not None:
-        answer = reader.read(action.token_ids, tools)
+        answer = reader.read(action.token_ids, tools, stopped_by)
     else:
         # Choose the format with more well-formed calls, that of the template if they are equal.
         answer = reader.read_text(action.text, tools)

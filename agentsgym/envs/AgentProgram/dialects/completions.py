@@ -5,6 +5,7 @@ Both are requests for ``n`` answers, and have responses with ``choices``.
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -22,50 +23,39 @@ _UNSUPPORTED_CHAT: Final = {
     "function_call": "give tool_choice",
     "audio": "the policy writes text only",
 }
-
-
-_MAX_ANSWERS = 128
 _UNSUPPORTED: Final = {"echo": "the program has the prompt already", "suffix": "the policy only continues a text"}
+_MAX_ANSWERS: Final = 128
 Fields = dict[str, Any]
 
 
-def choice_fields(body: Part) -> Fields:
+def _choice_fields(body: Part) -> Fields:
     """Return the fields of :class:`CallRequest` that both APIs name alike."""
-    n = body.at("n").optional(is_int(1), "a positive int") or 1
-    if n > _MAX_ANSWERS:
-        raise body.at("n").wrong(f"at most {_MAX_ANSWERS}")
+    n = body.at("n").optional(lambda n: is_int(1)(n) and n <= _MAX_ANSWERS, f"an int from 1 to {_MAX_ANSWERS}")
     return {
         **shared.common_fields(body),
         "max_new_tokens": body.at("max_tokens").budget(),
         "stop": body.at("stop").stop_texts(),
-        "n": n,
+        "n": n or 1,
         "include_usage": body.at("stream_options").at("include_usage").is_true(),
     }
 
 
-class ChoicesDialect(Dialect):
-    """The responses of an API whose answers are ``choices``.
+class _ChoicesDialect(Dialect):
+    """The responses of an API whose answers are ``choices``."""
 
-    Attributes:
-        prefix: The beginning of the ids of its responses.
-        kind: The ``object`` of a response.
-        chunk_kind: The ``object`` of an event.
-    """
-
-    prefix: ClassVar[str]
-    kind: ClassVar[str]
-    chunk_kind: ClassVar[str]
+    prefix: ClassVar[str]  # of the ids of its responses
+    kind: ClassVar[str]  # the ``object`` of a response
+    chunk_kind: ClassVar[str]  # the ``object`` of an event
 
     @abstractmethod
     def answer(self, request: CallRequest, reply: Reply) -> Fields:
         """Return the fields of a choice that contain the answer."""
 
-    @abstractmethod
     def deltas(self, request: CallRequest, reply: Reply) -> Sequence[Fields]:
         """Return the fields of a choice in each of its events, of which the first contains the whole answer."""
+        return (self.answer(request, reply),)
 
     def respond(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Fields:
-        """Return the body of a response that is not streamed."""
         choices = [
             {"index": index, "finish_reason": _finish(reply), **self.answer(request, reply)}
             for index, reply in enumerate(replies)
@@ -74,7 +64,6 @@ class ChoicesDialect(Dialect):
         return {**head, "choices": choices, "usage": _usage(replies), **shared.record(request, replies)}
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
-        """Return the events: those of each choice, the usage if it was requested, and the end."""
         head = self._head(request, replies, created, self.chunk_kind)
         if request.include_usage:
             head["usage"] = None
@@ -101,7 +90,7 @@ def _usage(replies: Sequence[Reply]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": answers, "total_tokens": prompt + answers}
 
 
-class _Completions(ChoicesDialect):
+class _Completions(_ChoicesDialect):
     path = "/v1/completions"
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
@@ -110,16 +99,22 @@ class _Completions(ChoicesDialect):
         whole.reject(_UNSUPPORTED)
         whole.at("best_of").optional(lambda value: value == 1, "1, since each answer is returned: give n")
         return CallRequest(
-            **choice_fields(whole),
+            **_choice_fields(whole),
             prompt=_prompt(whole.at("prompt")),
             logprobs=whole.at("logprobs").optional(is_int(0), "an int of at least 0") is not None,
         )
 
-    def answer(self, request: CallRequest, reply: Reply) -> dict[str, Any]:
-        return {"text": reply.text, "logprobs": _logprobs(request, reply)}
-
-    def deltas(self, request: CallRequest, reply: Reply) -> Sequence[dict[str, Any]]:
-        return (self.answer(request, reply),)
+    def answer(self, request: CallRequest, reply: Reply) -> Fields:
+        tokens = shared.token_logprobs(request, reply)
+        if tokens is None:
+            return {"text": reply.text, "logprobs": None}
+        logprobs = {
+            "tokens": [one["token"] for one in tokens],
+            "token_logprobs": [one["logprob"] for one in tokens],
+            "top_logprobs": [{one["token"]: one["logprob"]} for one in tokens],
+            "text_offset": list(accumulate((len(one["token"]) for one in tokens), initial=0))[:-1],
+        }
+        return {"text": reply.text, "logprobs": logprobs}
 
 
 def _prompt(part: Part) -> str | Sequence[int]:
@@ -135,23 +130,10 @@ def _prompt(part: Part) -> str | Sequence[int]:
     )
 
 
-def _logprobs(request: CallRequest, reply: Reply) -> dict[str, Any] | None:
-    """Return the log-probability of each sampled token, which is also the only one of its alternatives."""
-    if not request.logprobs or reply.logprobs is None:
-        return None
-    texts, logprobs = list(reply.token_texts), shared.finite(reply.logprobs, shared.UNKNOWN_LOGPROB)
-    return {
-        "tokens": texts,
-        "token_logprobs": logprobs,
-        "top_logprobs": [{text: logprob} for text, logprob in zip(texts, logprobs, strict=True)],
-        "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
-    }
-
-
 COMPLETIONS: Final = _Completions()
 
 
-class _Chat(ChoicesDialect):
+class _Chat(_ChoicesDialect):
     path = "/v1/chat/completions"
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
@@ -159,73 +141,51 @@ class _Chat(ChoicesDialect):
         whole = shared.whole_body(body)
         whole.reject(_UNSUPPORTED_CHAT)
         messages = whole.at("messages")
-        fields = choice_fields(whole)
+        fields = _choice_fields(whole)
         fields["max_new_tokens"] = whole.at("max_completion_tokens").budget() or fields["max_new_tokens"]
         form = whole.at("response_format")
+        shared.check_format(form, form.at("json_schema").at("schema"))
         return CallRequest(
             **fields,
             messages=shared.conversation(messages, [_message(item) for item in messages.items("a list of messages")]),
             tools=shared.tools_of(whole, ("function",), "parameters", inner="function"),
             logprobs=whole.at("logprobs").is_true(),
-            json_schema=shared.json_schema_of(form, form.at("json_schema").at("schema")),
         )
 
-    def answer(self, request: CallRequest, reply: Reply) -> dict[str, Any]:
-        return {"message": _written(reply), "logprobs": _chat_logprobs(request, reply)}
+    def answer(self, request: CallRequest, reply: Reply) -> Fields:
+        message: Fields = {**shared.answer_message(reply), "content": reply.text if reply.has_text else None}
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        tokens = shared.token_logprobs(request, reply)
+        return {"message": message, "logprobs": None if tokens is None else {"content": tokens, "refusal": None}}
 
-    def deltas(self, request: CallRequest, reply: Reply) -> Sequence[dict[str, Any]]:
-        delta = _written(reply)
+    def deltas(self, request: CallRequest, reply: Reply) -> Sequence[Fields]:
+        fields = self.answer(request, reply)
+        delta = fields.pop("message")
         for index, call in enumerate(delta.get("tool_calls", ())):
             call["index"] = index
-        return {"delta": delta, "logprobs": _chat_logprobs(request, reply)}, {"delta": {}}
+        return {"delta": delta, **fields}, {"delta": {}}
 
 
-def _message(part: Part) -> dict[str, Any]:
-    if _is_plain(part.value):
-        return {**part.value}
+def _message(part: Part) -> Fields:
+    value = part.value
+    # Most messages of a long history stay as they are: on the path of every call, so without parts.
+    if is_dict(value) and len(value) == 2 and value.get("role") in _PLAIN and type(value.get("content")) is str:
+        return {**value}
     role = part.at("role").choice(_ROLES)
     content = part.at("content")
     if role == "assistant":
         text = "" if content.value is None else content.text()
         named = [part.at(key).optional(is_str, "a string") for key in ("reasoning_content", "reasoning")]
         thoughts = {"reasoning_content": named[0] or named[1]} if any(named) else {}
-        return {"role": role, "content": text, **thoughts, **_calls(part)}
+        part.reject({"function_call": "give it as one of tool_calls"})
+        given = [(one.at("id"), one.at("function")) for one in part.at("tool_calls").items("a list of tool calls")]
+        calls = [shared.written_call(call_id, one.at("name"), one.at("arguments")) for call_id, one in given]
+        return {"role": role, "content": text, **thoughts, **({"tool_calls": calls} if calls else {})}
     message = {"role": "system" if role == "developer" else role, "content": content.text()}
     if role == "tool":
         message["tool_call_id"] = part.at("tool_call_id").required(is_str, "the id of a tool call")
     return message
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a message stays as it is, as most of a long history do: on the path of every call, so without parts."""
-    return is_dict(value) and len(value) == 2 and value.get("role") in _PLAIN and type(value.get("content")) is str
-
-
-def _calls(part: Part) -> dict[str, Any]:
-    part.reject({"function_call": "give it as one of tool_calls"})
-    calls: list[dict[str, Any]] = []
-    for call in part.at("tool_calls").items("a list of tool calls"):
-        function = call.at("function")
-        calls.append(shared.written_call(call.at("id"), function.at("name"), function.at("arguments")))
-    return {"tool_calls": calls} if calls else {}
-
-
-def _written(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {**shared.answer_message(reply), "content": reply.text if reply.has_text else None}
-    for call in message.get("tool_calls", ()):
-        call["function"]["arguments"] = shared.arguments_text(call["function"]["arguments"])
-    return message
-
-
-def _chat_logprobs(request: CallRequest, reply: Reply) -> dict[str, Any] | None:
-    """Return the log-probability of each sampled token, which is also the only one of its alternatives."""
-    if not request.logprobs or reply.logprobs is None:
-        return None
-    tokens: list[dict[str, Any]] = []
-    for text, logprob in zip(reply.token_texts, shared.finite(reply.logprobs, shared.UNKNOWN_LOGPROB), strict=True):
-        token = {"token": text, "bytes": list(text.encode(errors="replace")), "logprob": logprob}
-        tokens.append({**token, "top_logprobs": [token]})
-    return {"content": tokens, "refusal": None}
 
 
 CHAT: Final = _Chat()

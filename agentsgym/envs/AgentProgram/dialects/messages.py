@@ -34,6 +34,7 @@ class _Messages(Dialect):
             raise CallError(problem, param="thread", code="thread_unsupported_request")
         given, system, form = whole.at("messages"), whole.at("system"), whole.at("output_config").at("format")
         messages = [message for item in given.items("a list of messages") for message in _parsed(item)]
+        shared.check_format(form, form.at("schema"))
         instructions = "" if system.value is None else system.text()
         head: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         return CallRequest(
@@ -42,18 +43,21 @@ class _Messages(Dialect):
             tools=shared.tools_of(whole, ("custom", ""), "input_schema"),
             max_new_tokens=whole.at("max_tokens").required(is_int(1), "a positive int"),
             stop=whole.at("stop_sequences").stop_texts(),
-            json_schema=shared.json_schema_of(form, form.at("schema")),
         )
 
     def respond(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Fields:
         (reply,) = replies
+        reason = "end_turn" if reply.stopped_by is None else "stop_sequence"
+        if reply.finish_reason == "length" or reply.tool_calls:
+            reason = "max_tokens" if reply.finish_reason == "length" else "tool_use"
+        end = {"stop_reason": reason, "stop_sequence": reply.stopped_by if reason == "stop_sequence" else None}
         usage = {"input_tokens": len(reply.prompt_ids), "output_tokens": len(reply.token_ids)}
         head = {"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "model": request.model}
-        return {**head, "content": _blocks(reply), **_end(reply), "usage": usage, **shared.record(request, replies)}
+        return {**head, "content": _blocks(reply), **end, "usage": usage, **shared.record(request, replies)}
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         for data in self._events(self.respond(request, replies, created)):
-            yield shared.event(data, data["type"])
+            yield shared.event(data)
 
     def error(self, error: CallError) -> Fields:
         kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
@@ -127,16 +131,6 @@ def _blocks(reply: Reply) -> list[Fields]:
         for call in reply.tool_calls
     ]
     return [*thinking, *text, *calls]
-
-
-def _end(reply: Reply) -> Fields:
-    if reply.finish_reason == "length":
-        reason = "max_tokens"
-    elif reply.tool_calls:
-        reason = "tool_use"
-    else:
-        reason = "end_turn" if reply.stopped_by is None else "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": reply.stopped_by if reason == "stop_sequence" else None}
 
 
 def _pieces(block: Fields) -> tuple[Fields, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from agentsgym.texts import shown
 from agentsgym.types import Message
 
 _PREFIX: Final = "resp_"
+_LOGPROBS: Final = "message.output_text.logprobs"  # an item of ``include``
 _ROLES: Final = ("system", "developer", "user", "assistant")
 _UNSUPPORTED: Final = {
     "conversation": "give previous_response_id or the whole input",
@@ -44,12 +46,13 @@ class _Responses(Dialect):
         if instructions:
             earlier = (Message(role="system", content=instructions), *earlier)
         given, form = whole.at("input"), whole.at("text").at("format")
+        shared.check_format(form, form.at("schema"))
         return CallRequest(
             **shared.common_fields(whole),
             messages=shared.conversation(given, _messages(given), earlier),
             tools=shared.tools_of(whole, ("function",), "parameters"),
             max_new_tokens=whole.at("max_output_tokens").budget(),
-            json_schema=shared.json_schema_of(form, form.at("schema")),
+            logprobs=any(item.value == _LOGPROBS for item in whole.at("include").items()),
             extra={key: default if body.get(key) is None else body[key] for key, default in _REPEATED.items()},
         )
 
@@ -67,20 +70,20 @@ class _Responses(Dialect):
             **_head(request, reply, created),
             "status": _status(reply),
             "incomplete_details": None if reply.finish_reason == "stop" else {"reason": "max_output_tokens"},
-            "output": _output(reply),
+            "output": _output(request, reply),
             "usage": usage,
             **shared.record(request, replies),
         }
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         for number, data in enumerate(self._events(request, replies, created)):
-            yield shared.event({**data, "sequence_number": number}, data["type"])
+            yield shared.event({**data, "sequence_number": number})
 
     def _events(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[Fields]:
         begun: Fields = {**_head(request, replies[0], created), "status": "in_progress", "output": [], "usage": None}
         yield {"type": "response.created", "response": begun}
         yield {"type": "response.in_progress", "response": begun}
-        for index, item in enumerate(_output(replies[0])):
+        for index, item in enumerate(_output(request, replies[0])):
             yield from _item_events(item, index)
         yield {"type": f"response.{_status(replies[0])}", "response": self.respond(request, replies, created)}
 
@@ -149,24 +152,26 @@ _ITEMS: Final[Mapping[str, Callable[[Part, list[Fields]], None]]] = {
 
 def _head(request: CallRequest, reply: Reply, created: int) -> Fields:
     head = {"id": _PREFIX + reply.call_id, "object": "response", "created_at": created, "model": request.model}
-    return {**head, "error": None, "incomplete_details": None, **(request.extra or {})}
+    return {**head, "error": None, "incomplete_details": None, **request.extra}
 
 
 def _status(reply: Reply) -> str:
     return "completed" if reply.finish_reason == "stop" else "incomplete"
 
 
-def _output(reply: Reply) -> list[Fields]:
+def _output(request: CallRequest, reply: Reply) -> list[Fields]:
     items: list[Fields] = []
     if reply.reasoning:
         thoughts = [{"type": "reasoning_text", "text": reply.reasoning}]
         items.append({"id": f"rs_{reply.call_id}", "type": "reasoning", "summary": [], "content": thoughts})
     if reply.has_text:
-        content: list[Fields] = [{"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}]
+        logprobs = shared.token_logprobs(request, reply) or []
+        content: list[Fields] = [{"type": "output_text", "text": reply.text, "annotations": [], "logprobs": logprobs}]
         items.append({"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "content": content})
     for index, call in enumerate(reply.tool_calls):
         names = {"id": f"fc_{reply.call_id}_{index}", "call_id": call.id, "name": call.name}
-        items.append({"type": "function_call", **names, "arguments": shared.arguments_text(call.arguments)})
+        arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+        items.append({"type": "function_call", **names, "arguments": arguments})
     return [{**item, "status": _status(reply) if item is items[-1] else "completed"} for item in items]
 
 
@@ -189,6 +194,11 @@ def _item_events(item: Fields, index: int) -> Iterator[Fields]:
         yield {"type": f"response.{kind}.done", **place, "text": part["text"], **logprobs}
         yield {"type": "response.content_part.done", **place, "part": part}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def carried_over(call: CallRequest, reply: Reply) -> list[Message]:
+    """Return the conversation that a later request continues by the id of a reply: it gives its own instructions."""
+    return [*call.messages[1 if call.extra.get("instructions") else 0 :], shared.answer_message(reply)]
 
 
 RESPONSES: Final = _Responses()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, cast
@@ -18,8 +20,7 @@ from agentsgym.tokens.calls.values import MAX_DEPTH, MalformedCallError, whole_j
 from agentsgym.tokens.tool_messages import structured_calls
 from agentsgym.types import Message
 
-_MAX_BITS: Final = 1023  # of an int; larger ones are not finite as a float
-_LARGEST: Final = 1e300  # of numbers that need no closer look
+_LARGEST: Final = sys.float_info.max  # of numbers; larger ints are not finite as a float
 _MAX_KEYS: Final = 8  # in the name of a part
 _MAX_STOPS: Final = 16
 _TEXT_KINDS: Final = ("text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal")
@@ -80,11 +81,7 @@ class Part(NamedTuple):  # several for each message of each call, and much cheap
         return self.optional(is_bool, "true or false") or False
 
     def reject(self, unsupported: Mapping[str, str]) -> None:
-        """Raise :class:`CallError` for a field that is given but not supported.
-
-        Args:
-            unsupported: What to do instead, by field.
-        """
+        """Raise :class:`CallError` for a field that is given but ``unsupported``, which has what to do instead."""
         for key, advice in unsupported.items():
             if self.at(key).value not in (None, False, "", [], {}):
                 raise CallError(f"{key} is not supported: {advice}", param=key)
@@ -97,18 +94,13 @@ class Part(NamedTuple):  # several for each message of each call, and much cheap
         """Return the texts that end an answer, given as one string or as a list."""
         part = Part(self.name, [self.value]) if isinstance(self.value, str) else self
         expected = f"a string or a list of at most {_MAX_STOPS} strings"
-        items = part.items(expected)
-        if len(items) > _MAX_STOPS:
-            raise part.wrong(expected)
-        return tuple(item.required(lambda value: is_str(value) and value, "a non-empty string") for item in items)
+        part.optional(lambda value: isinstance(value, list) and len(cast("list[Any]", value)) <= _MAX_STOPS, expected)
+        return tuple(one.required(lambda value: is_str(value) and value, "a non-empty string") for one in part.items())
 
     def text(self) -> str:
         """Return a text that is given as one string or as a list of parts, which are joined by newlines."""
-        if isinstance(self.value, str):
-            return self.value
-        if self.value is None:
-            raise self.wrong("a string or a list of parts")
-        return "\n".join(part.own_text() for part in self.items("a string or a list of parts"))
+        given = self.required(lambda value: isinstance(value, str | list), "a string or a list of parts")
+        return given if isinstance(given, str) else "\n".join(part.own_text() for part in self.items())
 
     def own_text(self) -> str:
         """Return the text of one part of a content."""
@@ -133,20 +125,18 @@ def whole_body(body: Any) -> Part:
         CallError: The body is not an object; or it contains half of a surrogate pair, a number that is not finite or
             too large, or values that are nested too deeply, which JSON may contain but no tokenizer accepts.
     """
-    *keys, problem = ("",) if _is_surely_usable(body) else _first_problem(body, 0) or ("",)
-    if problem:
-        steps = (f"[{key}]" if isinstance(key, int) else f".{visible(key)[:60]}" for key in keys[:_MAX_KEYS])
-        name = "".join(steps).removeprefix(".")
+    if _problem(body, MAX_DEPTH):
+        name, problem = _first_problem(body, MAX_DEPTH)
         raise CallError(f"{name or 'the body'} {problem}", param=name or None)
     whole = Part(name="", value=body)
     whole.required(is_dict, "an object")
     return whole
 
 
-def _is_surely_usable(body: Any) -> bool:
-    """Whether :func:`_first_problem` finds none for sure; on the path of every call, and several times faster."""
-    level: list[Any] = [body]
-    for _ in range(MAX_DEPTH):
+def _problem(whole: Any, depth: int) -> str:
+    """Return what is wrong with a value of at most this depth; empty for nothing. On the path of every call."""
+    level: list[Any] = [whole]
+    for _ in range(depth + 1):
         below: list[Any] = []
         for value in level:
             kind = type(cast("object", value))
@@ -157,36 +147,27 @@ def _is_surely_usable(body: Any) -> bool:
                 below += value.values()
             elif kind is str:
                 if not value.isascii() and _SURROGATE.search(value):
-                    return False
+                    return "contains half of a surrogate pair, which is not valid Unicode"
             elif value is not None and not -_LARGEST <= value <= _LARGEST:  # or NaN
-                return False
+                return "contains a number that is not finite or has too many digits"
         level = below
-    return not level
+    return f"is nested more than {MAX_DEPTH} deep" if level else ""
 
 
-def _first_problem(value: Any, depth: int) -> tuple[Any, ...]:
-    """Return the keys that lead to the first unusable value and, last, what is wrong with it; empty for none."""
-    if isinstance(value, str):
-        bad = not value.isascii() and _SURROGATE.search(value)
-        return ("contains half of a surrogate pair, which is not valid Unicode",) if bad else ()
-    if isinstance(value, int | float):
-        bad = value.bit_length() > _MAX_BITS if isinstance(value, int) else not math.isfinite(value)
-        return ("contains a number that is not finite or has too many digits",) if bad else ()
-    if not isinstance(value, dict | list):
-        return ()
-    if depth >= MAX_DEPTH:
-        return (f"is nested more than {MAX_DEPTH} deep",)
-    inner: Iterable[tuple[Any, Any]] = enumerate(cast("list[Any]", value))
+def _first_problem(value: Any, depth: int, name: str = "") -> tuple[str, str]:
+    """Return the name of the first value with a problem, of at most :data:`_MAX_KEYS` keys, and what is wrong."""
+    inner: Iterable[tuple[Any, Any]] = enumerate(cast("list[Any]", value)) if isinstance(value, list) else ()
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
-        inner = (*fields.items(), *((key, key) for key in fields))
-    for key, item in inner:
-        if found := _first_problem(item, depth + 1):
-            return (key, *found)
-    return ()
+        inner = (*fields.items(), *zip(fields, fields, strict=True))
+    for key, item in inner if depth > MAX_DEPTH - _MAX_KEYS else ():
+        if _problem(item, depth - 1):
+            step = f"[{key}]" if isinstance(key, int) else f".{visible(key)[:60]}" if name else visible(key)[:60]
+            return _first_problem(item, depth - 1, name + step)
+    return name, _problem(value, depth)
 
 
-UNKNOWN_LOGPROB: Final = -9999.0  # the SDKs accept only numbers, and OpenAI gives this one to very unlikely tokens
+_UNKNOWN_LOGPROB: Final = -9999.0  # the SDKs accept only numbers, and OpenAI gives this one to very unlikely tokens
 _TOOL_CHOICES: Final = ("auto", "none", "required", "any", "function", "tool", "allowed_tools")
 # The trainer decides how its policy samples, so that these are only checked.
 _SAMPLING: Final[Mapping[str, tuple[Check, str]]] = {
@@ -204,13 +185,9 @@ Conversations = Callable[[str], Sequence[Message] | None]
 
 
 class Dialect(ABC):
-    """One API; each is a module-level object without state.
+    """One API; each is a module-level object without state."""
 
-    Attributes:
-        path: The path of its endpoint, such as ``"/v1/chat/completions"``.
-    """
-
-    path: ClassVar[str]
+    path: ClassVar[str]  # of its endpoint, such as "/v1/chat/completions"
 
     @abstractmethod
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
@@ -260,7 +237,13 @@ def tools_of(body: Part, kinds: Sequence[str], schema: str, inner: str = "") -> 
     Raises:
         CallError: A tool or ``tool_choice`` is not valid, or the API's own servers would run a tool.
     """
-    tools = [_tool(tool, kinds, schema, inner) for tool in body.at("tools").items("a list of tools")]
+    tools: list[dict[str, Any]] = []
+    for tool in body.at("tools").items("a list of tools"):
+        if tool.kind() not in kinds:
+            raise tool.at("type").wrong(f"{kinds[0]!r}, a tool that the program itself runs")
+        fields = tool.at(inner) if inner else tool
+        function = {"name": fields.at("name").value, "description": fields.at("description").value}
+        tools.append({"type": "function", "function": {**function, "parameters": fields.at(schema).value}})
     try:
         schemas = schemas_of(tools, "the request")
     except ConfigError as error:
@@ -272,23 +255,13 @@ def tools_of(body: Part, kinds: Sequence[str], schema: str, inner: str = "") -> 
     return () if mode == "none" else schemas
 
 
-def _tool(tool: Part, kinds: Sequence[str], schema: str, inner: str) -> dict[str, Any]:
-    if tool.kind() not in kinds:
-        raise tool.at("type").wrong(f"{kinds[0]!r}, a tool that the program itself runs")
-    fields = tool.at(inner) if inner else tool
-    function = {"name": fields.at("name").value, "description": fields.at("description").value}
-    return {"type": "function", "function": {**function, "parameters": fields.at(schema).value}}
-
-
 def written_call(call_id: Part, name: Part, arguments: Part) -> dict[str, Any]:
     """Return a tool call of the history as messages contain it; arguments that are not a JSON object stay text."""
     given: Any = arguments.required(lambda value: isinstance(value, str | dict), "a string of JSON")
     if isinstance(given, str):
-        try:
+        with contextlib.suppress(MalformedCallError):
             parsed = whole_json(given or "{}")
-        except MalformedCallError:
-            parsed = given
-        given = cast("Any", parsed if isinstance(parsed, dict) else given)
+            given = cast("Any", parsed if isinstance(parsed, dict) else given)
     function = {"name": name.required(is_str, "the name of a tool"), "arguments": given}
     return {"type": "function", "id": call_id.required(is_str, "the id of the call"), "function": function}
 
@@ -298,13 +271,8 @@ def conversation(
 ) -> tuple[Message, ...]:
     """Return a conversation in which each tool result has the name of its tool, as some chat templates print it.
 
-    Args:
-        part: The part that contains the messages.
-        messages: The messages.
-        earlier: The messages before them.
-
     Raises:
-        CallError: There are no messages.
+        CallError: The part of the body has no messages, whatever was ``earlier``.
     """
     if not messages:
         raise CallError(f"{part.name} must contain at least one message", param=part.name)
@@ -328,17 +296,6 @@ def answer_message(reply: Reply) -> Message:
     return message
 
 
-def carried_over(call: CallRequest, reply: Reply) -> list[Message]:
-    """Return the conversation that a later request continues by the id of a reply: it gives its own instructions."""
-    has_instructions = call.extra is not None and call.extra.get("instructions")
-    return [*call.messages[1 if has_instructions else 0 :], answer_message(reply)]
-
-
-def arguments_text(arguments: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON."""
-    return json.dumps(dict(arguments), ensure_ascii=False)
-
-
 def record(request: CallRequest, replies: Sequence[Reply]) -> dict[str, Any]:
     """Return the extra field of a response: its calls, with their exact tokens if they are requested."""
     calls: list[dict[str, Any]] = [{"id": reply.call_id} for reply in replies]
@@ -349,25 +306,29 @@ def record(request: CallRequest, replies: Sequence[Reply]) -> dict[str, Any]:
     return {"agentsgym": {"calls": calls}}
 
 
+def token_logprobs(request: CallRequest, reply: Reply) -> list[dict[str, Any]] | None:
+    """Return the log-probability of each sampled token, which is also the only one of its alternatives."""
+    if not request.logprobs or reply.logprobs is None:
+        return None
+    tokens: list[dict[str, Any]] = []
+    for text, logprob in zip(reply.token_texts, finite(reply.logprobs, _UNKNOWN_LOGPROB), strict=False):
+        token = {"token": text, "bytes": list(text.encode(errors="replace")), "logprob": logprob}
+        tokens.append({**token, "top_logprobs": [token]})
+    return tokens
+
+
 def finite(logprobs: Sequence[float], unknown: float | None = None) -> list[float | None]:
     """Return log-probabilities with another value for those that are unknown, since JSON has no NaN."""
     return [value if math.isfinite(value) else unknown for value in logprobs]
 
 
-def event(data: Mapping[str, Any], name: str | None = None) -> str:
-    """Return one server-sent event."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(data)}\n\n"
+def event(data: Mapping[str, Any]) -> str:
+    """Return one server-sent event, whose name is its type if it has one."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data)}\n\n"
 
 
-def json_schema_of(form: Part, schema: Part) -> Mapping[str, Any] | None:
-    """Return the JSON schema that a response format requires, ``{}`` for any object; None for free text.
-
-    Args:
-        form: The response format.
-        schema: The schema in a format of the type ``json_schema``.
-    """
-    kind = None if form.value is None else form.at("type").choice(("text", "json_object", "json_schema"))
-    if kind == "json_schema":
-        return schema.required(is_dict, "a JSON schema")
-    return {} if kind == "json_object" else None
+def check_format(form: Part, schema: Part) -> None:
+    """Check a response format, and the schema of one of the type ``json_schema``; neither is enforced."""
+    if form.value is not None and form.at("type").choice(("text", "json_object", "json_schema")) == "json_schema":
+        schema.required(is_dict, "a JSON schema")
