@@ -173,7 +173,7 @@ def main() -> None:
         policy = tiny_policy(view.words if view else texts_of(original, args.seed), seed=args.seed)
     else:
         policy = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
-    run = TrainingRun(policy, args, model_config, unit="game")
+    run = TrainingRun(policy, args, model_config, unit="game", overwrite=game.overwrite)
     history: dict[str, Any] = {"history": view.render} if view else {}
     env = TextArenaEnv(run.tokenizer, config | history)
     tasks = make_tasks("evaluation", game.num_games, args.seed)

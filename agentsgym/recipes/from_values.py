@@ -23,10 +23,13 @@ from agentsgym.training.settings import foreign_checks, number_in
 
 @dataclass
 class PolicyOptions:
-    """The policy to train; base class of a script's options."""
+    """The policy to train, and what happens to an earlier run; base class of a script's options."""
 
     model: str | None = field(
         default=None, metadata={"help": "Model name or path; the built-in tiny policy by default."}
+    )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Move an earlier run in output_dir to NAME.1; nothing is deleted."}
     )
 
 

@@ -21,7 +21,6 @@ from agentsgym.reports.colors import AXIS, BLUE, FAINT_INK, INK, LINE, PAPER, RE
 from agentsgym.statistics.breakdown import SeatOutcome
 from agentsgym.statistics.metrics import Estimate, summarize_outcomes
 from agentsgym.store.reader import RolloutStore
-from agentsgym.store.runs import check_one_run
 from agentsgym.types import StopReason
 
 if TYPE_CHECKING:
@@ -264,7 +263,9 @@ class _Batch:
 
 def curve_of(store: RolloutStore) -> CurveOfStore:
     """Compute the learning curve of a stored training run."""
-    _check_one_run(store)
+    generations = store.table(["generation"]).column("generation").drop_null().to_pylist()
+    if generations:  # runs of earlier versions were resumed under another name, and begin later
+        store.filter(generation=min(generations))
     trained: dict[int, _Batch] = {}
     evaluated: dict[tuple[str, int | None], _Batch] = {}
     for row in _rows(store):
@@ -294,15 +295,6 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
             f"{store!r} has no learning curve, because it contains neither training rollouts nor evaluations"
         )
     return _curve([trained[generation] for generation in sorted(trained)], evaluated)
-
-
-def _check_one_run(store: RolloutStore) -> None:
-    """Raise if several training runs begin in a store; runs of earlier versions were resumed under another name."""
-    first: dict[str | None, int] = {}
-    for row in store.table(["run", "generation"]).to_pylist():
-        if row["generation"] is not None:
-            first[row["run"]] = min(row["generation"], first.get(row["run"], row["generation"]))
-    check_one_run((run for run, number in first.items() if number == min(first.values())), f"{store!r} has batches")
 
 
 def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None], _Batch]) -> CurveOfStore:

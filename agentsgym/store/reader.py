@@ -161,7 +161,7 @@ class RolloutStore(Sequence["Trajectory"]):
         found = self._view(np.asarray(self._rows, dtype=np.int64)[kept])
         numbered = [f"{name}={columns[name]}" for name in _NUMBERED if isinstance(columns.get(name), int)]
         if numbered and expression is None and "run" not in columns:
-            check_one_run(found.table(["run"]).column("run").to_pylist(), f"rollouts with {numbered[0]} are")
+            check_one_run(found, f"rollouts with {numbered[0]} are")
         return found
 
     def table(self, columns: Sequence[str] | None = None) -> Table:

@@ -413,7 +413,7 @@ def test_a_folder_has_one_run(tmp_path: Path) -> None:
     first = agentsgym.train(given, overrides=storing)
     store = first.output / "rollouts"
     rows = [(one.source, one.agent, one.step) for one in RolloutStore(store).records()]
-    with pytest.raises(ConfigError, match=r"out holds a run already \(summary\.json, training-.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"out holds a run already \(summary\.json\): .*--overwrite"):
         agentsgym.train(given, overrides=storing)
     again = agentsgym.train(given, overrides={**storing, "training.resume_from_checkpoint": "auto"})
     records = [*RolloutStore(store).records()]
