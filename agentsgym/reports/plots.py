@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -159,7 +159,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     """
     placed = list(heights)
     order = sorted(range(len(placed)), key=placed.__getitem__)
-    for below, above in pairwise(order):
+    for below, above in itertools.pairwise(order):
         placed[above] = max(placed[above], placed[below] + gap)
     return placed
 
@@ -268,7 +268,8 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
         store.filter(generation=min(generations))
     trained: dict[int, _Batch] = {}
     evaluated: dict[tuple[str, int | None], _Batch] = {}
-    for row in _rows(store):
+    chunks = (store[start : start + _CHUNK].table(_COLUMNS) for start in range(0, len(store), _CHUNK))
+    for row in itertools.chain.from_iterable(chunk.to_pylist() for chunk in chunks):
         batches: dict[Any, _Batch]
         if row["generation"] is not None:
             batches, key = trained, row["generation"]
@@ -299,7 +300,7 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
 
 def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None], _Batch]) -> CurveOfStore:
     """Order batches and evaluations by the number of training rollouts so far."""
-    counts = [*accumulate(len(batch.rollouts) for batch in batches)]
+    counts = [*itertools.accumulate(len(batch.rollouts) for batch in batches)]
     curve = CurveOfStore(points=[])
     for count, batch in zip(counts, batches, strict=True):
         if batch.win_rate is not None:
@@ -315,11 +316,6 @@ def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None],
             curve.evaluations.append((float(max(before, default=0)), win_rate))
     curve.evaluations.sort(key=itemgetter(0))
     return curve
-
-
-def _rows(store: RolloutStore) -> Iterator[dict[str, Any]]:
-    for start in range(0, len(store), _CHUNK):
-        yield from store[start : start + _CHUNK].table(_COLUMNS).to_pylist()
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -15,17 +15,15 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from agentsgym.cached_folders import replacing
 from agentsgym.errors import ConfigError
 from agentsgym.store.parts import SUFFIX, Part, encode, fcntl, read_row_group, scan
+from agentsgym.store.schema import Table
 from agentsgym.texts import sentence_of
-
-if TYPE_CHECKING:
-    from agentsgym.store.reader import RolloutStore
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +36,9 @@ def new_run_name(kind: str = "training") -> str:
     return f"{kind}-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def check_one_run(store: RolloutStore, what: str) -> None:
+def check_one_run(rollouts: Table, what: str) -> None:
     """Raise :class:`ConfigError`, which names the runs, if rollouts are of several, which must not be mixed."""
-    names = [*filter(None, dict.fromkeys(store.table(["run"]).column("run").to_pylist()))]
+    names = [*filter(None, dict.fromkeys(rollouts.column("run").to_pylist()))]
     if len(names) > 1:
         listed = ", ".join(map(repr, names[:_MAX_NAMED])) + ", …" * (len(names) > _MAX_NAMED)
         raise ConfigError(f"{what} of {len(names)} runs: choose one with the column run, from {listed}")
@@ -131,9 +129,8 @@ def held(folder: Path) -> Generator[None]:
     if fcntl is None or (path := folder.resolve()) in _held:  # Windows; a store in the folder of its run
         yield
         return
-    with contextlib.ExitStack() as stack:
-        descriptor = os.open(path, os.O_RDONLY)
-        stack.callback(os.close, descriptor)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -142,9 +139,11 @@ def held(folder: Path) -> Generator[None]:
         except OSError:
             logger.warning("%s cannot be locked: do not train into it twice at the same time", folder)
         _held.add(path)
-        stack.callback(_held.discard, path)
         yield
+    finally:
+        _held.discard(path)
+        os.close(descriptor)
 
 
-def _read(part: Part, columns: Sequence[str] | None = None) -> Any:
+def _read(part: Part, columns: Sequence[str] | None = None) -> Table:
     return pa.concat_tables([read_row_group(part, index, columns) for index in range(len(part.row_groups))])

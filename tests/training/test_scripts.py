@@ -27,8 +27,8 @@ def test_a_phase_is_measured_also_where_it_fails() -> None:
         raise ValueError("broken")
     with phases.measure("second"):
         sum(range(1000))
-    assert list(phases.seconds) == list(phases.cpu_seconds) == ["first", "second"]
-    assert min(*phases.seconds.values(), *phases.cpu_seconds.values()) >= 0
+    assert list(phases.seconds) == ["first", "second"]
+    assert min(phases.seconds.values()) >= 0
     assert not phases.interrupted
 
 
