@@ -76,7 +76,7 @@ def claim(
         return run or new_run_name()
     run = run or (known or [new_run_name()])[-1]
     with contextlib.ExitStack() as stack:
-        for folder in filter(None, (output, store)):
+        for folder in filter(None, (output, store)) if parts else ():
             stack.enter_context(held(folder))
         for part in parts:
             rows = _read(part, ["run", "source", "group", "step"]).to_pylist()
