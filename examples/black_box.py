@@ -103,7 +103,7 @@ def main() -> None:
     facts, guesses = facts_of(game)
     FACTS.update(facts)
     GUESSES.update(guesses)
-    run = TrainingRun(tiny_policy(game, seed=args.seed), args, model_config, unit="game")
+    run = TrainingRun(tiny_policy(game, seed=args.seed), args, model_config, unit="game", overwrite=options.overwrite)
     game = TwentyQuestionsEnv(run.tokenizer, game.given_config)
     secrets = [*game.candidates.objects]
 

@@ -412,7 +412,7 @@ def main() -> None:
         policy = tiny_policy(environment_of(shop), seed=args.seed)
     else:
         policy = load_policy(shop.model, model_config, trust_remote_code=args.trust_remote_code)
-    run = TrainingRun(policy, args, model_config)
+    run = TrainingRun(policy, args, model_config, overwrite=shop.overwrite)
     env = environment_of(shop, run.tokenizer)
     tasks = draw_tasks(shop.num_tasks, args.seed, "evaluation")
 

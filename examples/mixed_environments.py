@@ -190,7 +190,7 @@ def main() -> None:
         policy = make_tiny_policy(rows, sources, args.seed)
     else:
         policy = load_policy(options.model, model_config, trust_remote_code=args.trust_remote_code)
-    run = TrainingRun(policy, args, model_config, unit="game")
+    run = TrainingRun(policy, args, model_config, unit="game", overwrite=options.overwrite)
 
     references = {kind: play_references(run, kind, sources, tasks) for kind in ("random", "optimal")}
     run.evaluate("untrained", None, tasks, run.policy(seed=args.seed))

@@ -17,6 +17,7 @@ import itertools
 import random
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -173,7 +174,7 @@ def main() -> None:
         policy = tiny_policy(view.words if view else texts_of(original, args.seed), seed=args.seed)
     else:
         policy = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
-    run = TrainingRun(policy, args, model_config, unit="game")
+    run = TrainingRun(policy, args, model_config, unit="game", overwrite=game.overwrite)
     history: dict[str, Any] = {"history": view.render} if view else {}
     env = TextArenaEnv(run.tokenizer, config | history)
     tasks = make_tasks("evaluation", game.num_games, args.seed)
@@ -193,7 +194,7 @@ def main() -> None:
 
     curve.draw(after=after.win_rate)
     run.write_transcripts("before", "after")
-    run.write_summary(cpu_seconds=run.phases.cpu_seconds, env_config=config, settings=vars(game))
+    run.write_summary(cpu_seconds=round(time.process_time(), 1), env_config=config, settings=vars(game))
     print(f"\n{comparison_table(run.evaluations)}\n\n{closing_words(run, game)}")
     sys.exit(run.phases.status)
 
@@ -234,7 +235,7 @@ def closing_words(run: TrainingRun, game: GameOptions) -> str:
     """Describe the game, the CPU time and where the files are."""
     return (
         f"{game.game}, at most {game.max_steps_per_episode} moves; "
-        f"{sum(run.phases.cpu_seconds.values()):.0f} s of CPU time. "
+        f"{time.process_time():.0f} s of CPU time. "
         f"Everything is in {run.output}."
     )
 

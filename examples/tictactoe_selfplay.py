@@ -112,7 +112,7 @@ def main() -> None:
     else:
         view = {}
         policy = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
-    run = TrainingRun(policy, args, model_config, unit="game")
+    run = TrainingRun(policy, args, model_config, unit="game", overwrite=game.overwrite)
     self_play = {**CONFIG, "opponent": "self", "opening_moves": game.opening_moves}
     env = TextArenaEnv(run.tokenizer, {**self_play, **view})
 

@@ -71,7 +71,7 @@ def main() -> None:
         policy = tiny_policy(PriceListEnv(env_config=env_config), seed=args.seed)
     else:
         policy = load_policy(task.model, model_config, trust_remote_code=args.trust_remote_code)
-    run = TrainingRun(policy, args, model_config)
+    run = TrainingRun(policy, args, model_config, overwrite=task.overwrite)
     env = PriceListEnv(run.tokenizer, env_config)
     tasks = env.tasks(task.num_tasks, seed=args.seed, part="eval")
 

@@ -72,7 +72,7 @@ def main() -> None:
         policy = tiny_policy(TwentyQuestionsEnv(env_config=env_config), seed=args.seed)
     else:
         policy = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
-    run = TrainingRun(policy, args, model_config, unit="game")
+    run = TrainingRun(policy, args, model_config, unit="game", overwrite=game.overwrite)
     env = TwentyQuestionsEnv(run.tokenizer, env_config)
     secrets = list(env.candidates.objects)
     tasks = make_tasks(secrets, "evaluation", game.num_games, args.seed)

@@ -28,8 +28,7 @@ from agentsgym.texts import sentence_of
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from agentsgym.cli.agent_runs import AgentRun
-    from agentsgym.statistics.metrics import Estimate, Evaluation
+    from agentsgym.statistics.metrics import Estimate
     from agentsgym.types import Trajectory
 
 _PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"

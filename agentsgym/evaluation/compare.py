@@ -209,7 +209,7 @@ def _by_task(run: Run) -> tuple[dict[_Key, _Results], int]:
 def _rows(run: Run) -> Iterable[dict[str, Any]]:
     """Return the compared columns, one dict per rollout."""
     if isinstance(run, RolloutStore):
-        check_one_run(run.table(["run"]).column("run").to_pylist(), "the rollouts to compare are")
+        check_one_run(run.table(["run"]), "the rollouts to compare are")
         yield from run.table(_COLUMNS).to_pylist()
         return
     for one in run:

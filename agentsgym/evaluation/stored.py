@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +22,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.failures import FailurePolicy, as_policy
 from agentsgym.fields import is_str, or_none, require
 from agentsgym.store.reader import RolloutStore
+from agentsgym.store.runs import new_run_name
 from agentsgym.store.values import from_json, to_json
 from agentsgym.store.writer import RolloutWriter
 from agentsgym.texts import shown
@@ -154,7 +153,7 @@ class StoredEvaluation:
                 if sizes[place[0]] == num_rollouts
                 or not any(hook.takes_groups for hook in hooks_of(self._envs[place[0]]))
             }
-        self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+        self._run = self._run or new_run_name("evaluation")
 
     def play_missing(
         self, trials: Sequence[Trial], policy: FailurePolicy, on_finish: OnFinish, **options: Any

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-import secrets
-import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from agentsgym.envs.datasets.environments import stored_columns
 from agentsgym.errors import StoreError
 from agentsgym.ranks import DeferredError, all_gather_objects, process_state
 from agentsgym.store.reader import RolloutStore
-from agentsgym.store.runs import check_unused, held, supersede, training_runs
+from agentsgym.store.runs import claim, held, new_run_name
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 
 if TYPE_CHECKING:
@@ -28,11 +27,6 @@ if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
 
 _SOURCES = {"train": "training", "eval": "evaluation"}
-
-
-def new_run_name() -> str:
-    """Return a unique name for a run."""
-    return f"training-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
 class TrainingStore(BatchObserver):
@@ -64,24 +58,10 @@ class TrainingStore(BatchObserver):
                 if process_state().is_main_process:
                     RolloutStore.writer(self._folder).close()  # creates the folder, or raises a sentence
                     stack.enter_context(held(self._folder))
-                    self._begin(step)
+                    is_played_again = None if step is None else functools.partial(_is_played_after, step)
+                    self.run = claim(self._folder, self.run, is_played_again)
             all_gather_objects((), error.first)
             yield
-
-    def _begin(self, step: int | None) -> None:
-        known = training_runs(self._folder)
-        if step is None:
-            check_unused(self._folder, [name for name in known if name != self.run])
-            return
-        self.run = self.run or (known[-1] if known else "")
-
-        def is_played_again(row: dict[str, Any], step: int = step) -> bool:
-            if row["run"] != self.run or row["agent"] != "policy":
-                return False
-            is_before = row["source"] == "evaluation" and step > 0  # which the checkpoint follows
-            return row["step"] > step or (row["step"] == step and not is_before)
-
-        supersede(self._folder, is_played_again)
 
     def on_batch(self, observed: ObservedBatch) -> None:
         """Collective: add this rank's rollouts to the store, which writes them in the background.
@@ -137,6 +117,11 @@ class TrainingStore(BatchObserver):
         """Write the remaining rollouts and end the writer's thread."""
         if self._writer is not None:
             self._writer.close(strict=False)
+
+
+def _is_played_after(step: int, row: Mapping[str, Any]) -> bool:
+    """Whether a rollout that the trainer played follows a checkpoint, which follows the evaluation at its own step."""
+    return row["group"] is not None and (row["step"], row["source"] == "training") >= (step, step > 0)
 
 
 def _by_token(observed: ObservedBatch, logprobs: torch.Tensor | None) -> list[list[float] | None]:

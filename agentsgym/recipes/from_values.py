@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,10 +24,13 @@ from agentsgym.training.settings import foreign_checks, number_in
 
 @dataclass
 class PolicyOptions:
-    """The policy to train; base class of a script's options."""
+    """The policy to train, and what happens to an earlier run; base class of a script's options."""
 
     model: str | None = field(
         default=None, metadata={"help": "Model name or path; the built-in tiny policy by default."}
+    )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Move an earlier run in output_dir to NAME.1; nothing is deleted."}
     )
 
 
@@ -140,15 +144,6 @@ def model_settings(values: Mapping[str, Any]) -> ModelConfig:
     return settings
 
 
-def imitation_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check fields of TRL's ``SFTConfig``.
-
-    Raises:
-        ConfigError: A field is unknown or of the wrong type.
-    """
-    return checked_values(SFTConfig, values)
-
-
 def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Check names and types; a number that YAML parses as text, such as 1e-3, is converted."""
     known = {one.name: one for one in dataclasses.fields(settings) if one.init}
@@ -170,6 +165,9 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
             raise PlacedError((name,), f"must be {check.expected}, got {shown(value)}")
         checked[name] = valid[0]
     return checked
+
+
+imitation_values = partial(checked_values, SFTConfig)
 
 
 def _converted(value: Any, hint: Any, name: str) -> Any:

@@ -24,11 +24,11 @@ from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import evaluate_mixed
 from agentsgym.evaluation.run import evaluate
 from agentsgym.observers.learning_curve import LearningCurve, warn_without_plots
-from agentsgym.observers.stored import TrainingStore, new_run_name
+from agentsgym.observers.stored import TrainingStore
 from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_transcripts
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
-from agentsgym.store.runs import check_unused, held, supersede, training_runs
+from agentsgym.store.runs import claim, new_run_name
 from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -89,8 +89,9 @@ class TrainingRun:
         *,
         unit: str = "episode",
         store_evaluations: bool | None = None,
+        overwrite: bool = False,
     ) -> None:
-        """Set up; nothing is played or written.
+        """Set up; nothing is played or written, but with ``overwrite`` an earlier run is moved aside.
 
         Args:
             policy: A model and its tokenizer, as returned by :func:`agentsgym.tiny_policy` and
@@ -100,9 +101,10 @@ class TrainingRun:
             unit: Unit of the progress bars of episodes.
             store_evaluations: Whether to store the rollouts of :meth:`evaluate`, in the folder of
                 ``args.store_rollouts``, or in ``rollouts/`` if that is not set. None: if training stores its rollouts.
+            overwrite: Whether folders that hold a run that is not resumed are moved to ``NAME.1``.
 
         Raises:
-            ConfigError: vLLM would sample from 4-bit weights, or the folder holds a run that is not resumed.
+            ConfigError: vLLM would sample from 4-bit weights, or a folder holds a run that is not resumed.
         """
         self.model: Any  # with adapters, a PeftModel
         self.model, self.tokenizer = policy
@@ -114,7 +116,15 @@ class TrainingRun:
         self._num_steps = 0
         keeps = args.rollout_folder is not None if store_evaluations is None else store_evaluations
         self._folder = (args.rollout_folder or self.output / "rollouts") if keeps else None
-        self.run_name = self._claimed_name()
+        self.run_name = new_run_name()
+        if self.is_main:
+            self.run_name = claim(
+                self._folder or args.rollout_folder,
+                # what the trainer plays has groups, and only it knows the checkpoint
+                is_played_again=(lambda row: row["group"] is None) if args.resume_from_checkpoint else None,
+                output=self.output,
+                overwrite=overwrite,
+            )
         self.peft_config = get_peft_config(model_config) if model_config else None
         if args.use_vllm and getattr(self.model, "is_loaded_in_4bit", False):
             raise ConfigError("load_in_4bit cannot be combined with use_vllm: vLLM would receive packed 4-bit weights")
@@ -125,19 +135,6 @@ class TrainingRun:
     def is_main(self) -> bool:
         """Whether this is the rank that shows progress and writes files."""
         return self.args.process_index == 0  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-
-    def _claimed_name(self) -> str:
-        """Return the name of a new run, or of the one in the folder, whose evaluations are played again."""
-        folder = self._folder or self.args.rollout_folder
-        known = training_runs(folder) if folder and self.is_main else []
-        if not self.args.resume_from_checkpoint:
-            marks = [self.output / "summary.json", *self.output.glob("checkpoint-*")] if self.is_main else []
-            check_unused(self.output, [*(path.name for path in marks if path.exists()), *known])
-        elif known and folder:
-            with held(self.output), held(folder):
-                supersede(folder, lambda row: row["run"] == known[-1] and row["agent"] != "policy")
-            return known[-1]
-        return new_run_name()
 
     def policy(self, *, seed: int | None = None) -> PolicyAgent:
         """Return the current policy as an agent that samples at temperature 1 without top-k or top-p.

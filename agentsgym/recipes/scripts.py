@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,6 @@ class Phases:
 
     Attributes:
         seconds: Wall-clock seconds by name; repeated phases add up.
-        cpu_seconds: CPU seconds of this process by name, over all its threads.
         interrupted: Whether a phase was interrupted.
         status: Exit status for the process: 0, or 143 after SIGTERM (129 after SIGHUP in training).
     """
@@ -48,22 +47,19 @@ class Phases:
         """
         self._is_quiet = is_quiet
         self.seconds: dict[str, float] = {}
-        self.cpu_seconds: dict[str, float] = {}
         self.interrupted = False
         self.status = 0
-        self._measured: dict[str, tuple[float, float]] = {}
+        self._exact: dict[str, float] = {}
 
     @contextmanager
     def measure(self, name: str) -> Generator[None]:
         """Measure the duration of the block, also if it raises."""
-        start, cpu_start = time.monotonic(), time.process_time()
+        start = time.monotonic()
         try:
             yield
         finally:
-            wall, cpu = self._measured.get(name, (0.0, 0.0))
-            wall, cpu = wall + time.monotonic() - start, cpu + time.process_time() - cpu_start
-            self._measured[name] = (wall, cpu)
-            self.seconds[name], self.cpu_seconds[name] = round(wall, 1), round(cpu, 1)
+            self._exact[name] = self._exact.get(name, 0.0) + time.monotonic() - start
+            self.seconds[name] = round(self._exact[name], 1)
 
     @property
     def total_seconds(self) -> float:
@@ -80,36 +76,27 @@ class Phases:
             handle_sigterm: Whether SIGTERM ends the block at once. False around a ``GRPOEnvTrainer``, which handles
                 SIGTERM and SIGHUP itself and saves a checkpoint first, unless other handlers are installed.
         """
-        terminable = _sigterm_ends() if handle_sigterm else nullcontext()
+        before = signal.getsignal(signal.SIGTERM)
         try:
-            with terminable:
-                yield
+            if handle_sigterm:
+                signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+            yield
         except (KeyboardInterrupt, SystemExit) as stopped:
             self.interrupted = True
             signum = getattr(stopped, "signum", signal.SIGTERM)
             self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signum
             if not self._is_quiet:
                 print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
+        finally:
+            if handle_sigterm:
+                signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def _sigterm_ends() -> Generator[None]:
-    """Raise SystemExit on SIGTERM in the block."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class LossBar(TrainerCallback):
+class LossBar(TrainerCallback, AbstractContextManager["LossBar"]):
     """Progress bar over optimizer steps that shows the loss; a context manager."""
 
     def __init__(self, label: str, num_steps: int, *, is_shown: bool = True) -> None:
         self._bar = tqdm(total=num_steps, desc=label, unit="step", disable=not is_shown)
-
-    def __enter__(self) -> LossBar:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

@@ -28,7 +28,7 @@ from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.scripts import load_policy
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.warm_start import open_store, play_demonstrations, player_of, stored_demonstrations
-from agentsgym.store.runs import held, move_aside
+from agentsgym.store.runs import held
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_policy
 from agentsgym.training.objectives.demonstrations import Demonstrations
@@ -131,8 +131,7 @@ class PreparedRun:
             raise PlacedError(("model_settings", "load_in_4bit"), "cannot be combined with the model 'tiny'")
         policy = _tiny_policy(recipe, self.worlds, args.seed) if is_tiny else _loaded_policy(recipe, models, args)
         limit_threads(policy[0])
-        _make_room(args, overwrite)
-        self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store)
+        self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store, overwrite=overwrite)
         first = self.worlds[0]
         # None for several environments, whose rows name theirs
         self.env = first.named.build(self.run.tokenizer) if len(self.worlds) == 1 else None
@@ -151,22 +150,19 @@ class PreparedRun:
             KeyboardInterrupt: Ctrl-C came while episodes were played outside of training.
         """
         with held(self.run.output) if self.run.is_main else nullcontext():
-            return self._execute()
-
-    def _execute(self) -> TrainingRun:
-        try:
-            if self.recipe.model == "tiny" and self.run.is_main:
-                self.warn_of_unknown_words()
-            self.evaluate_references()
-            if self.recipe.warm_start is not None and self.recipe.model != "tiny":
-                self.evaluate("untrained")
-            self.warm_up()
-            self.learn()
-        except KeyboardInterrupt:
-            self.run.phases.interrupted = True
+            try:
+                if self.recipe.model == "tiny" and self.run.is_main:
+                    self.warn_of_unknown_words()
+                self.evaluate_references()
+                if self.recipe.warm_start is not None and self.recipe.model != "tiny":
+                    self.evaluate("untrained")
+                self.warm_up()
+                self.learn()
+            except KeyboardInterrupt:
+                self.run.phases.interrupted = True
+                self._write_summary()
+                raise
             self._write_summary()
-            raise
-        self._write_summary()
         return self.run
 
     def _write_summary(self) -> None:
@@ -243,11 +239,6 @@ class PreparedRun:
         run.write_transcripts(name)
         self._write_summary()
         return found
-
-
-def _make_room(args: Any, overwrite: bool) -> None:
-    if overwrite and not args.process_index and not args.resume_from_checkpoint:
-        move_aside(Path(args.output_dir or "outputs"))
 
 
 def _check_folders(args: GRPOEnvConfig) -> None:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -21,7 +21,6 @@ from agentsgym.reports.colors import AXIS, BLUE, FAINT_INK, INK, LINE, PAPER, RE
 from agentsgym.statistics.breakdown import SeatOutcome
 from agentsgym.statistics.metrics import Estimate, summarize_outcomes
 from agentsgym.store.reader import RolloutStore
-from agentsgym.store.runs import check_one_run
 from agentsgym.types import StopReason
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     """
     placed = list(heights)
     order = sorted(range(len(placed)), key=placed.__getitem__)
-    for below, above in pairwise(order):
+    for below, above in itertools.pairwise(order):
         placed[above] = max(placed[above], placed[below] + gap)
     return placed
 
@@ -264,10 +263,13 @@ class _Batch:
 
 def curve_of(store: RolloutStore) -> CurveOfStore:
     """Compute the learning curve of a stored training run."""
-    _check_one_run(store)
+    generations = store.table(["generation"]).column("generation").drop_null().to_pylist()
+    if generations:  # runs of earlier versions were resumed under another name, and begin later
+        store.filter(generation=min(generations))
     trained: dict[int, _Batch] = {}
     evaluated: dict[tuple[str, int | None], _Batch] = {}
-    for row in _rows(store):
+    chunks = (store[start : start + _CHUNK].table(_COLUMNS) for start in range(0, len(store), _CHUNK))
+    for row in itertools.chain.from_iterable(chunk.to_pylist() for chunk in chunks):
         batches: dict[Any, _Batch]
         if row["generation"] is not None:
             batches, key = trained, row["generation"]
@@ -296,18 +298,9 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
     return _curve([trained[generation] for generation in sorted(trained)], evaluated)
 
 
-def _check_one_run(store: RolloutStore) -> None:
-    """Raise if several training runs begin in a store; runs of earlier versions were resumed under another name."""
-    first: dict[str | None, int] = {}
-    for row in store.table(["run", "generation"]).to_pylist():
-        if row["generation"] is not None:
-            first[row["run"]] = min(row["generation"], first.get(row["run"], row["generation"]))
-    check_one_run((run for run, number in first.items() if number == min(first.values())), f"{store!r} has batches")
-
-
 def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None], _Batch]) -> CurveOfStore:
     """Order batches and evaluations by the number of training rollouts so far."""
-    counts = [*accumulate(len(batch.rollouts) for batch in batches)]
+    counts = [*itertools.accumulate(len(batch.rollouts) for batch in batches)]
     curve = CurveOfStore(points=[])
     for count, batch in zip(counts, batches, strict=True):
         if batch.win_rate is not None:
@@ -323,11 +316,6 @@ def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None],
             curve.evaluations.append((float(max(before, default=0)), win_rate))
     curve.evaluations.sort(key=itemgetter(0))
     return curve
-
-
-def _rows(store: RolloutStore) -> Iterator[dict[str, Any]]:
-    for start in range(0, len(store), _CHUNK):
-        yield from store[start : start + _CHUNK].table(_COLUMNS).to_pylist()
 
 
 def __getattr__(name: str) -> NoReturn:

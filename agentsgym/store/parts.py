@@ -100,7 +100,9 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            _rename(unfinished, path)
+            if path.exists():  # no race: the unfinished file reserves the name
+                raise FileExistsError(f"{path} already exists")  # noqa: TRY301  # the file is removed below
+            unfinished.rename(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
@@ -139,7 +141,7 @@ def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:
 
 def warn_of_unfinished(folder: Path) -> None:
     """Warn about files left behind by writers that died, but not about files that are still being written."""
-    leftovers = [file for file in sorted(folder.glob(f"*{UNFINISHED}")) if file.is_file() and not _is_locked(file)]
+    leftovers = [file for file in sorted(folder.glob(f"[!.]*{UNFINISHED}")) if file.is_file() and not _is_locked(file)]
     if leftovers:
         logger.warning(
             "%s contains %d unfinished parts of processes that ended while writing: %s. Their rollouts are lost, and "
@@ -234,12 +236,6 @@ def _as_declared(table: pa.Table, path: Path) -> pa.Table:
                 types = f"must be of type {shown(field.type)}, got {shown(column.type)}"
                 raise StoreError(f"{path}: the column {name!r} {types}; {_REMEDY}") from error
     return table
-
-
-def _rename(unfinished: Path, path: Path) -> None:
-    if path.exists():  # no race: the unfinished file reserves the name
-        raise FileExistsError(f"{path} already exists")
-    unfinished.rename(path)
 
 
 def _named(names: Iterator[str]) -> str:

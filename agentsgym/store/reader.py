@@ -46,6 +46,8 @@ class RolloutStore(Sequence["Trajectory"]):
         skipped: The parquet files in the folder that cannot be read, each with the reason, which is also logged.
     """
 
+    writer = RolloutWriter
+
     def __init__(self, path: str | Path) -> None:
         """Open a store.
 
@@ -71,24 +73,6 @@ class RolloutStore(Sequence["Trajectory"]):
     def unfiltered(self) -> RolloutStore:
         """A store of all rollouts that the folder had at the time of opening, without any slice or filter."""
         return self._view(range(self._files.num_rows))
-
-    @staticmethod
-    def writer(
-        path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any
-    ) -> RolloutWriter:
-        """Create a writer, and the folder if it does not exist.
-
-        Args:
-            path: The folder.
-            flush_every: A part is written once it has this many rollouts.
-            flush_seconds: A part is written this many seconds after its first rollout.
-            **shared: Fields of :class:`~agentsgym.store.records.StoredRollout` for all rollouts that are added.
-
-        Raises:
-            StoreError: The folder cannot be created.
-            ConfigError: A field is unknown, or a setting is invalid.
-        """
-        return RolloutWriter(path, flush_every=flush_every, flush_seconds=flush_seconds, **shared)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -161,7 +145,7 @@ class RolloutStore(Sequence["Trajectory"]):
         found = self._view(np.asarray(self._rows, dtype=np.int64)[kept])
         numbered = [f"{name}={columns[name]}" for name in _NUMBERED if isinstance(columns.get(name), int)]
         if numbered and expression is None and "run" not in columns:
-            check_one_run(found.table(["run"]).column("run").to_pylist(), f"rollouts with {numbered[0]} are")
+            check_one_run(found.table(["run"]), f"rollouts with {numbered[0]} are")
         return found
 
     def table(self, columns: Sequence[str] | None = None) -> Table:
@@ -247,31 +231,28 @@ class _Files:
         self._groups = [(part, index) for part in parts for index in range(len(part.row_groups))]
         sizes = [size for part in parts for size in part.row_groups]
         self.num_rows = sum(sizes)
-        self._stops = np.cumsum(np.asarray(sizes, dtype=np.int64))
+        self._starts = np.cumsum([0, *sizes], dtype=np.int64)  # of each row group, and the end of the last
         self._last: tuple[int, Table] | None = None
 
     def locate(self, row: int) -> tuple[Table, int]:
         """Return the row group that contains a row, and the row's index in it."""
-        group = int(np.searchsorted(self._stops, row, side="right"))
+        group = int(np.searchsorted(self._starts, row, side="right")) - 1
         last = self._last  # read once: another thread may replace it
         if last is None or last[0] != group:
             last = self._last = (group, read_row_group(*self._groups[group]))
-        return last[1], row - self._start(group)
+        return last[1], row - int(self._starts[group])
 
     def table(self, rows: NDArray[np.int64] | range, columns: Sequence[str] | None) -> Table:
         """Read columns (None: all) of rows, in the order of ``rows``."""
         wanted = np.asarray(rows, dtype=np.int64)
         names = SCHEMA.names if columns is None else [*columns]
         pieces = [SCHEMA.empty_table().select(names)]
-        groups = np.searchsorted(self._stops, wanted, side="right")
+        groups = np.searchsorted(self._starts, wanted, side="right") - 1
         for positions in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(groups)) + 1) if len(wanted) else ():
             group = int(groups[positions[0]])
             part, index = self._groups[group]
             table = read_row_group(part, index, names)
-            inside = wanted[positions] - self._start(group)
+            inside = wanted[positions] - self._starts[group]
             is_complete = len(inside) == len(table) and bool((np.diff(inside) == 1).all())
             pieces.append(table if is_complete else table.take(pa.array(inside)))
         return pa.concat_tables([piece.replace_schema_metadata(SCHEMA.metadata) for piece in pieces])
-
-    def _start(self, group: int) -> int:
-        return int(self._stops[group - 1]) if group else 0

@@ -1,4 +1,4 @@
-"""Tell the runs of a rollout store apart, continue one of them, and lock its folder against other processes.
+"""Decide which training run a folder holds, continue it, and lock the folder against other processes.
 
 A training run that is resumed keeps its name. The rollouts that it plays again replace those of the attempt that ended:
 the files of these are renamed, so that no reader mixes the two, and nothing is deleted.
@@ -7,77 +7,112 @@ the files of these are renamed, so that no reader mixes the two, and nothing is 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterable
+import shutil
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
+from agentsgym.cached_folders import replacing
 from agentsgym.errors import ConfigError
-from agentsgym.store.parts import encode, fcntl, part_name, read_row_group, scan, write_part
+from agentsgym.store.parts import SUFFIX, Part, encode, fcntl, read_row_group, scan
+from agentsgym.store.schema import Table
 from agentsgym.texts import sentence_of
 
 logger = logging.getLogger(__name__)
 
-SUPERSEDED: Final = ".superseded"
-"""The end of the names of files whose rollouts were played again."""
-
-_COLUMNS: Final = ("run", "source", "agent", "step")
 _MAX_NAMED: Final = 5
 _held: set[Path] = set()  # by this process
 
 
-def check_one_run(runs: Iterable[str | None], what: str) -> None:
-    """Raise if rollouts are of several runs, which must not be mixed.
+def new_run_name(kind: str = "training") -> str:
+    """Return a unique name for a run."""
+    return f"{kind}-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
-    Raises:
-        ConfigError: They are; the message names the runs.
-    """
-    names = [name for name in dict.fromkeys(runs) if name is not None]
+
+def check_one_run(rollouts: Table, what: str) -> None:
+    """Raise :class:`ConfigError`, which names the runs, if rollouts are of several, which must not be mixed."""
+    names = [*filter(None, dict.fromkeys(rollouts.column("run").to_pylist()))]
     if len(names) > 1:
         listed = ", ".join(map(repr, names[:_MAX_NAMED])) + ", …" * (len(names) > _MAX_NAMED)
         raise ConfigError(f"{what} of {len(names)} runs: choose one with the column run, from {listed}")
 
 
-def training_runs(folder: Path) -> list[str]:
-    """Return the names of the training runs in a store, oldest first; empty if the folder does not exist."""
-    if not folder.is_dir():
-        return []
-    rows = [row for part in scan(folder)[0] for row in _read(part, _COLUMNS).to_pylist()]
-    return [*dict.fromkeys(str(row["run"]) for row in rows if row["source"] == "training")]
-
-
-def check_unused(folder: Path, marks: Iterable[object]) -> None:
-    """Raise if a folder holds a run, of which ``marks`` are the names or files, before another one begins there.
-
-    Raises:
-        ConfigError: It does; the message names the remedies.
-    """
-    if found := [*map(str, marks)]:
-        raise ConfigError(
-            f"{folder} holds a run already ({', '.join(found[:_MAX_NAMED])}): train into another folder, resume that "
-            "run with resume_from_checkpoint, or move it aside (agentsgym train --overwrite)"
-        )
-
-
-def supersede(folder: Path, is_superseded: Callable[[dict[str, Any]], bool]) -> None:
-    """Take rollouts out of a store that are going to be played again; their files stay, under other names.
+def claim(
+    store: Path | None,
+    run: str = "",
+    is_played_again: Callable[[Mapping[str, Any]], bool] | None = None,
+    *,
+    output: Path | None = None,
+    overwrite: bool = False,
+) -> str:
+    """Return the name of a training run, and prepare its folders: for a new run, or for one that is resumed.
 
     Args:
-        folder: The folder of the store; nothing is done if it does not exist.
-        is_superseded: Decides by a rollout's ``run``, ``source``, ``agent`` and ``step``.
+        store: The folder of the rollout store, if there is one; it may not exist yet.
+        run: The name of the run; empty for a new name, or that of the newest run in the store.
+        is_played_again: For a resumed run, decides by the columns ``source``, ``group`` and ``step`` which rollouts are
+            taken out of the store; their files stay, with the ending ``.superseded``. None for a new run.
+        output: The output folder of the run.
+        overwrite: Whether folders that hold another run are moved to ``NAME.1``; otherwise a new run is refused.
+
+    Raises:
+        ConfigError: A new run is refused, or another process is training into one of the folders.
     """
-    for part in scan(folder)[0] if folder.is_dir() else ():
-        kept = [not is_superseded(row) for row in _read(part, _COLUMNS).to_pylist()]
-        if all(kept):
-            continue
-        table = _read(part, None).filter(pa.array(kept)) if any(kept) else None
-        part.path.rename(part.path.with_name(part.path.name + SUPERSEDED))
-        if table is not None:
-            write_part(folder, part_name(secrets.token_hex(6), 1, len(table)), encode(table))
+    parts = scan(store)[0] if store is not None and store.is_dir() else []
+    pairs = ((str(row["run"]), row["source"]) for part in parts for row in _read(part, ["run", "source"]).to_pylist())
+    # An attempt that ended before training has only evaluations, but under such a name.
+    known = [*dict.fromkeys(name for name, source in pairs if "training" in {source, name.partition("-")[0]})]
+    if is_played_again is None:
+        files = [] if output is None else [*output.glob("summary.json"), *output.glob("checkpoint-*")]
+        _make_room(output, [file.name for file in files], overwrite=overwrite)
+        _make_room(store, [name for name in known if name != run], overwrite=overwrite)
+        return run or new_run_name()
+    run = run or (known or [new_run_name()])[-1]
+    with contextlib.ExitStack() as stack:
+        for folder in filter(None, (output, store)) if parts else ():
+            stack.enter_context(held(folder))
+        for part in parts:
+            rows = _read(part, ["run", "source", "group", "step"]).to_pylist()
+            _supersede(part, [row["run"] == run and is_played_again(row) for row in rows])
+    return run
+
+
+def _make_room(folder: Path | None, found: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse a folder in which a run was found, or move it aside."""
+    if folder is None or not found or not folder.exists():  # a store may have been moved with the output folder
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"{folder} holds a run already ({', '.join(found[:_MAX_NAMED])}): train into another folder, resume that "
+            "run with resume_from_checkpoint, or move it aside (on the command line with --overwrite, in "
+            "agentsgym.train and TrainingRun with overwrite=True)"
+        )
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{folder} holds a run, and cannot be moved aside because it is the working directory")
+    others = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+    with held(folder):
+        other = folder.rename(next(one for one in others if not one.exists()))
+    logger.warning("%s was moved to %s", folder, other)
+
+
+def _supersede(part: Part, is_superseded: Sequence[bool]) -> None:
+    """Take rows out of a file, so that a reader finds all of its rows, or only the others, whenever this ends."""
+    superseded = part.path.with_name(f"{part.path.name}.superseded")
+    if all(is_superseded):
+        part.path.rename(superseded)
+    elif any(is_superseded):
+        others = encode(_read(part).filter(pa.array([not one for one in is_superseded])))
+        shutil.copyfile(part.path, superseded)
+        # Under a name without a number of rollouts, which would be wrong as soon as the content is replaced.
+        with replacing(part.path.rename(part.path.with_name(f"{part.path.stem}-kept{SUFFIX}"))) as file:
+            file.write(others)
 
 
 @contextlib.contextmanager
@@ -95,32 +130,20 @@ def held(folder: Path) -> Generator[None]:
         yield
         return
     descriptor = os.open(path, os.O_RDONLY)
-    _held.add(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        _held.discard(path)
-        os.close(descriptor)
-        text = f"another process is training into {folder}: wait until it ends, or use another folder"
-        raise ConfigError(text) from error
-    except OSError:
-        logger.warning("%s cannot be locked: do not train into it twice at the same time", folder)
-    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            text = f"another process is training into {folder}: wait until it ends, or use another folder"
+            raise ConfigError(text) from error
+        except OSError:
+            logger.warning("%s cannot be locked: do not train into it twice at the same time", folder)
+        _held.add(path)
         yield
     finally:
         _held.discard(path)
         os.close(descriptor)
 
 
-def move_aside(folder: Path) -> None:
-    """Rename a folder to ``NAME.1``, or with the next free number; nothing is done if it does not exist."""
-    number = 1
-    while (other := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    if folder.exists():
-        folder.rename(other)
-        logger.warning("%s was moved to %s", folder, other)
-
-
-def _read(part: Any, columns: Any) -> pa.Table:
+def _read(part: Part, columns: Sequence[str] | None = None) -> Table:
     return pa.concat_tables([read_row_group(part, index, columns) for index in range(len(part.row_groups))])

@@ -31,12 +31,11 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 10.0  # between attempts to write to a full disk
 _LAST: Final = 0  # the lowest exit priority, since other exit handlers may still add rollouts
-_MAX_NAMES: Final = 100  # attempts to find an unused file name
 _MAX_UNWRITTEN: Final = 1 << 30  # bytes of parts in memory while the disk is full
 
 
 class RolloutWriter:
-    """Appends rollouts to a store, in parts; created by ``RolloutStore.writer``.
+    """Appends rollouts to a store, in parts; created as ``RolloutStore.writer(path)``.
 
     A rollout is on disk once its part is written, which happens after ``flush_every`` rollouts, ``flush_seconds`` after
     the first of them, by :meth:`flush`, or by :meth:`close`, which is called at the end of a ``with`` block and of the
@@ -51,7 +50,18 @@ class RolloutWriter:
     """
 
     def __init__(self, path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any) -> None:
-        """Create the folder if it does not exist; see ``RolloutStore.writer``."""
+        """Create the folder if it does not exist.
+
+        Args:
+            path: The folder.
+            flush_every: A part is written once it has this many rollouts.
+            flush_seconds: A part is written this many seconds after its first rollout.
+            **shared: Fields of :class:`~agentsgym.store.records.StoredRollout` for all rollouts that are added.
+
+        Raises:
+            StoreError: The folder cannot be created.
+            ConfigError: A field is unknown, or a setting is invalid.
+        """
         require("flush_every", flush_every, is_int(1), "a positive int")
         require("flush_seconds", flush_seconds, is_positive_number, "a positive number of seconds")
         check_columns(shared)
@@ -121,13 +131,9 @@ class RolloutWriter:
                 self._changed.notify_all()
 
     def keep_tokenizer(self, tokenizer: Any) -> str | None:
-        """Save a tokenizer in the store, unless it is there already.
+        """Save a tokenizer in the store, and return its name for the column ``tokenizer``; None if none was saved.
 
-        Args:
-            tokenizer: A ``transformers`` or ``tokenizers`` tokenizer, or None.
-
-        Returns:
-            The name for the column ``tokenizer`` of its rollouts; None if none was saved, as for a slow tokenizer.
+        See :func:`~agentsgym.store.stored_tokenizers.keep_tokenizer`.
         """
         return keep_tokenizer(self.path, tokenizer)
 
@@ -280,11 +286,8 @@ class RolloutWriter:
 
     def _write_part(self, num_rollouts: int, data: pa.Buffer) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        for _ in range(_MAX_NAMES):
+        while True:
             self._num_parts += 1
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError):  # another writer has the same id
                 write_part(self.path, part_name(self._id, self._num_parts, num_rollouts), data)
                 return
-        raise OSError(
-            f"{_MAX_NAMES} consecutive names for part files are taken: check for another writer with the id {self._id}"
-        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -70,7 +71,7 @@ class Answers:
         self._unfiltered = store.unfiltered
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, Any] = OrderedDict()
-        self._batches: OrderedDict[tuple[int, ...], WhatIf] = OrderedDict()
+        self._built = functools.lru_cache(_MAX_CACHED_BATCHES)(self._build)
 
     @property
     def title(self) -> str:
@@ -195,18 +196,10 @@ class Answers:
         """
         self._rows_of(key)
         found = self.index.batch(key)
-        rows = (*found.rows,)
-        with self._lock:
-            batch = self._batches.get(rows)
-        if batch is None:
-            records = [self._record(row) for row in rows]
-            batch = WhatIf(records, found.groups, is_training=found.is_training)
-        with self._lock:
-            self._batches[rows] = batch
-            self._batches.move_to_end(rows)
-            while len(self._batches) > _MAX_CACHED_BATCHES:
-                self._batches.popitem(last=False)
-        return batch
+        return self._built((*found.rows,), (*found.groups,), found.is_training)
+
+    def _build(self, rows: Sequence[int], groups: Sequence[Hashable], is_training: bool) -> WhatIf:
+        return WhatIf([self._record(row) for row in rows], groups, is_training=is_training)
 
     def _rows_of(self, key: int) -> list[int]:
         if key not in self.index.groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -297,7 +298,7 @@ class TokenTexts:
         """
         self._folder = folder
         self._lock = threading.Lock()
-        self._decoders: dict[str | None, TokenDecoder | None] = {}
+        self._decoder = functools.cache(self._read)
         self._shared: TokenDecoder | None = None
         if path is not None:
             self._shared = TokenDecoder(read_tokenizer(path / "tokenizer.json" if path.is_dir() else path))
@@ -308,15 +309,14 @@ class TokenTexts:
         Returns None if the tokenizer is unknown or damaged.
         """
         with self._lock:
-            decoder = self._shared
-            if decoder is None:
-                if name not in self._decoders:
-                    tokenizer = None
-                    with contextlib.suppress(StoreError):  # if it is damaged, ids are shown
-                        tokenizer = None if name is None else read_stored_tokenizer(self._folder, name)
-                    self._decoders[name] = None if tokenizer is None else TokenDecoder(tokenizer)
-                decoder = self._decoders[name]
+            decoder = self._shared or self._decoder(name)
             return None if decoder is None else decoder.texts(ids)
+
+    def _read(self, name: str | None) -> TokenDecoder | None:
+        tokenizer = None
+        with contextlib.suppress(StoreError):  # if it is damaged, ids are shown
+            tokenizer = None if name is None else read_stored_tokenizer(self._folder, name)
+        return None if tokenizer is None else TokenDecoder(tokenizer)
 
 
 class TokenDecoder:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from agentsgym.recipes import run as run_module
 from agentsgym.recipes.train import prepare
 from agentsgym.recipes.warm_start import play_demonstrations, stored_demonstrations
 from agentsgym.reports.plots import curve_of
-from agentsgym.store.runs import held
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -413,7 +410,7 @@ def test_a_folder_has_one_run(tmp_path: Path) -> None:
     first = agentsgym.train(given, overrides=storing)
     store = first.output / "rollouts"
     rows = [(one.source, one.agent, one.step) for one in RolloutStore(store).records()]
-    with pytest.raises(ConfigError, match=r"out holds a run already \(summary\.json, training-.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"out holds a run already \(summary\.json\): .*--overwrite"):
         agentsgym.train(given, overrides=storing)
     again = agentsgym.train(given, overrides={**storing, "training.resume_from_checkpoint": "auto"})
     records = [*RolloutStore(store).records()]
@@ -423,12 +420,6 @@ def test_a_folder_has_one_run(tmp_path: Path) -> None:
     other = agentsgym.train(given, overrides=storing, overwrite=True)
     assert {one.run for one in RolloutStore(store).records()} == {other.run_name}
     assert len(RolloutStore(tmp_path / "out.1" / "rollouts")) == len(rows)
-    with held(other.output):
-        code = (
-            f"from agentsgym.store.runs import held\nwith held(__import__('pathlib').Path({str(other.output)!r})): pass"
-        )
-        found = subprocess.run([sys.executable, "-c", code, other.output], capture_output=True, text=True, check=False)
-    assert "another process is training into" in found.stderr
 
 
 def test_evaluations_alone_are_kept_or_left_out_as_requested(tmp_path: Path) -> None:

@@ -190,9 +190,10 @@ def test_other_players_are_none_of_before_and_after(browser: Browser, tmp_path: 
 
 
 def test_curves_are_numpys_means_of_what_passes_the_filters(either: Opened) -> None:
-    page = either.go(view="curves", outcome="lost")
+    page = either.go(view="curves", outcome="lost", run="run-1")
     turns = either.answers.turns()
-    lost = [row for row, outcome in enumerate(either.column("outcome")) if outcome == "lost"]
+    pairs = zip(either.column("outcome"), either.column("run"), strict=True)
+    lost = [row for row, pair in enumerate(pairs) if pair == ("lost", "run-1")]
     tasks = either.column("task")
     expect(page.locator(".curves-head")).to_contain_text(f"Means over {len(lost)} rollouts")
     names = {"Reward": "rewards", "Advantage": "advantages", "Surprisal": "surprisals", "Entropy": "entropies"}
@@ -217,9 +218,25 @@ def test_curves_are_numpys_means_of_what_passes_the_filters(either: Opened) -> N
 
 
 def test_curves_split_by_outcome(served: Opened) -> None:
-    page = served.go(view="curves", split="outcome")
+    page = served.go(view="curves", split="outcome", run="run-1")
     outcomes = served.column("outcome")
     assert sorted(page.locator(".legend .key").all_inner_texts()) == sorted(set(outcomes))
+
+
+def test_curves_never_mix_runs(browser: Browser, tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        with RolloutStore.writer(tmp_path / "kept", source="training", run=run, agent="policy") as writer:
+            for index in range(4):
+                writer.add(record_of(index)[0], generation=1, group=0, step=index)
+    with opened(browser, RolloutStore(tmp_path / "kept"), "served", tmp_path) as shown:
+        page = shown.go(view="curves", split="agent")
+        choices = page.get_by_label("Split by").locator("option")
+        expect(choices).to_have_text(["run"])
+        assert sorted(page.locator(".legend .key").all_inner_texts()) == ["first", "second"]
+        expect(page.locator(".curves-head")).to_contain_text("several runs: select one")
+        shown.go(view="curves", split="agent", run="second")
+        expect(choices).to_have_text(["nothing", "outcome", "environment", "agent", "run"])
+        expect(page.locator(".legend .key")).to_have_text(["policy"])
 
 
 def luminance(color: str) -> float:

@@ -78,9 +78,7 @@ def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[s
 
     if to == "jsonl":
         return map(record_to_line, store.records())
-    check_one_run(
-        store.filter(source="training").table(["run"]).column("run").to_pylist(), "the rollouts to export are"
-    )
+    check_one_run(store.filter(source="training").table(["run"]), "the rollouts to export are")
     if to == "sft":
         found = sft_examples(store.records(), min_reward)
     elif to == "kto":

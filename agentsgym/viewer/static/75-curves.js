@@ -80,6 +80,16 @@ function partsOf(list, places, split) {
   return [...parts].sort(([, one], [, other]) => other.length - one.length).slice(0, MAX_LINES);
 }
 
+/** Whether a line would have rollouts of several runs, which are never mixed. */
+function mixesRuns(list, places, split) {
+  const runs = new Map();
+  return places.some((place) => {
+    const [key, run] = [split ? list.value(split, place) : "all", list.value("run", place)];
+    if (run !== null && !runs.has(key)) runs.set(key, run);
+    return run !== null && runs.get(key) !== run;
+  });
+}
+
 /** The lines of a plot by turn. */
 function linesByTurn(list, places, turns, name, split) {
   return partsOf(list, places, split)
@@ -271,14 +281,15 @@ function curve(heading, note, lines, axisName = "turn") {
 async function curvesView(app, given) {
   const { list, places } = app;
   const turns = await data.turns();
-  const split = SPLITS.some(([name]) => name === given.get("split")) ? given.get("split") : "";
+  const splits = SPLITS.filter(([name]) => !mixesRuns(list, places, name));
+  const [split] = splits.find(([name]) => name === given.get("split")) ?? splits[0];
   const choose = el(
     "select",
     {
       "aria-label": "Split by",
-      onchange: (event) => go({ split: SPLITS[event.target.selectedIndex][0] || null }, { step: false }),
+      onchange: (event) => go({ split: splits[event.target.selectedIndex][0] || null }, { step: false }),
     },
-    SPLITS.map(([name, heading]) => el("option", { selected: name === split }, heading)),
+    splits.map(([name, heading]) => el("option", { selected: name === split }, heading)),
   );
   const learning = LEARNING.map(([heading, note, valueOf]) => [
     heading,
@@ -314,6 +325,7 @@ async function curvesView(app, given) {
         {},
         `Means over ${counted(places.length, "rollout")}${isFiltered(given) ? " that pass the filters" : ""}, `,
         "with 95% confidence intervals over tasks.",
+        splits[0][0] ? " They are of several runs: select one in the filters to split them in other ways." : "",
       ),
       el("label.field", {}, el("span.faint", {}, "split by"), choose),
     ),
