@@ -211,6 +211,9 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
             role_components,
         )
         check_info(hook, info)
+        if step.truncated and not step.done:
+            sentence = f"{hook} returned info['truncated']=True with done=False, but a truncated episode is over"
+            raise EnvError(sentence)  # noqa: TRY301
         # done=True with a state whose "done" is still False is fine: {**state, ...} copies the old False.
         if as_bool("state['done']", next_state.get("done"), hook) and not step.done:
             sentence = f"{hook} returned done=False with a state whose 'done' is True: they must agree"
