@@ -240,6 +240,8 @@ def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
         if any(isinstance(one.get("content"), list) for one in fields):
             wanted += " whose content is a str (lists of content parts are not supported: only text is recorded)"
         raise EnvError(f"{name} must return {wanted}, got {shown(prompt)}")
+    if messages[-1]["role"] == "assistant":
+        raise EnvError(f"{name} must not end with a message of the role assistant, which the agent writes")
     return messages
 
 

@@ -122,6 +122,22 @@ def unstorable_args(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[st
     return [*(f"env_config[{name!r}]" for name in not_json), *others]
 
 
+def build(env_class: type[Any], *args: Any) -> Any:
+    """Build an environment from a tokenizer and its configuration, as every environment can be built.
+
+    Raises:
+        ConfigError: The class has a constructor of its own that does not accept them.
+    """
+    try:
+        inspect.signature(env_class).bind(*args)
+    except TypeError as error:
+        raise ConfigError(
+            f"{env_class.__name__}.__init__ must accept (tokenizer, env_config) and no more, with which checks, rows "
+            f"and worker processes build it: read other values from self.env_config, and list them in config_fields"
+        ) from error
+    return env_class(*args)
+
+
 class DatasetMethod:
     """A class method whose ``env_config`` parameter, if any, defaults to that of the instance it is called on."""
 

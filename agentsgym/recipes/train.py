@@ -262,9 +262,6 @@ def _check_folders(args: GRPOEnvConfig) -> None:
     if not os.access(there, os.W_OK):
         raise PlacedError(("training", "output_dir"), f"cannot be created: no permission to write to {there}")
     requested: Any = args.resume_from_checkpoint  # a YAML file may also set true
-    if requested and args.save_strategy == "no" and not any(output.glob("checkpoint-*")):
-        text = "has no effect: without training.save_strategy, such as steps, no checkpoint is written"
-        raise PlacedError(("training", "resume_from_checkpoint"), text)
     if not requested or requested == "auto":
         return
     if requested is True and not any(output.glob("checkpoint-*")):
