@@ -23,6 +23,10 @@ from agentsgym.training.selection.imitate import imitation_rows
 from agentsgym.training.selection.league import League
 
 
+# Each mistake is a value of another type.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+
 class Guess(MultistepEnv):
     def _initialize_episode(self, session_id: str, task_data: Any) -> Any:
         return {"done": False}
@@ -84,26 +88,26 @@ def defines(**names: Any) -> None:
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "a key of env_config": (lambda: GRPOEnvConfig(max_steps_per_episode=3), "is a key of an environment's env_config"),  # pyright: ignore[reportCallIssue]
+    "a key of env_config": (lambda: GRPOEnvConfig(max_steps_per_episode=3), "is a key of an environment's env_config"),
     "a model and its tokenizer": (lambda: trainer(policy()), "model must be a model or a path, got a tuple"),
     "nothing to train": (lambda: trainer(frozen()), "no parameter of the model requires a gradient"),
     "a column": (lambda: trainer(curriculum="level"), "curriculum must be a Curriculum or None, got 'level'"),
     "one callback": (lambda: trainer(callbacks=int), "callbacks must be a list of callbacks or None"),
     "rollouts": (lambda: trainer(demonstrations=[1]), r"demonstrations must be Demonstrations\(trajectories\) or None"),
-    "tasks to imitate": (lambda: imitation_rows([{"seed": 1}]), "imitation needs trajectories, as env.rollout returns"),  # type: ignore[list-item]
+    "tasks to imitate": (lambda: imitation_rows([{"seed": 1}]), "imitation needs trajectories, as env.rollout returns"),
     "a list of players": (
         lambda: League([ScriptedAgent(["4"])]),
         r"League\(players\) must be a dict of agents by name",
-    ),  # type: ignore[arg-type]
-    "a model alone": (lambda: TrainingRun(policy()[0], None), r"TrainingRun\(policy\) must be a model and its tok"),  # type: ignore[arg-type]
-    "a path to compare": (lambda: compare("runs/a", "runs/b"), "compare needs two stores, or lists of"),  # type: ignore[arg-type]
-    "a class to replay with": (lambda: replay(None, Guess), r"got the class Guess: pass Guess\(\)"),  # type: ignore[arg-type]
-    "a number of workers": (lambda: Guess().rollout([{}], ScriptedAgent(["4"]), pool=4), "pool must be a pool such as"),  # type: ignore[arg-type]
-    "no tokenizer": (lambda: agentsgym.PolicyAgent(policy()[0], None), r"PolicyAgent\(tokenizer\) must be the model's"),  # type: ignore[arg-type]
+    ),
+    "a model alone": (lambda: TrainingRun(policy()[0], None), r"TrainingRun\(policy\) must be a model and its tok"),
+    "a path to compare": (lambda: compare("runs/a", "runs/b"), "compare needs two stores, or lists of"),
+    "a class to replay with": (lambda: replay(None, Guess), r"got the class Guess: pass Guess\(\)"),
+    "a number of workers": (lambda: Guess().rollout([{}], ScriptedAgent(["4"]), pool=4), "pool must be a pool such as"),
+    "no tokenizer": (lambda: agentsgym.PolicyAgent(policy()[0], None), r"PolicyAgent\(tokenizer\) must be the model's"),
     "no tokens": (lambda: agentsgym.PolicyAgent(*policy(), max_turn_tokens=0), "must be a positive int, got 0"),
     "a generator": (lambda: AgentProgramEnv(program=program), "is a generator function, which would not be run"),
     "adapters": (lambda: check_model_config(ModelConfig(lora_r=8)), "lora_r has no effect without use_peft"),
-    "tools that nothing calls": (lambda: defines(_tools=lambda self: []), "defines _tools but not _step_action"),
+    "tools that nothing calls": (lambda: defines(_tools=list), "defines _tools but not _step_action"),
     "roles that nothing returns": (lambda: defines(roles=("X", "O")), "defines roles but not _role"),
     "a task rejected": (lambda: TaskRejected().rollout([{}], ScriptedAgent(["4"])), "must raise TaskError for a task"),
     "a constructor": (lambda: agentsgym.check_env(OwnConstructor, [{}]), r"must accept \(tokenizer, env_config\)"),
@@ -123,11 +127,8 @@ def test_it_is_answered_in_a_sentence(mistake: str) -> None:
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        ({"_last_mesage": lambda self, state: "x"}, "Wrong._last_mesage is not used; did you mean _last_message?"),
-        (
-            {"final_reward": lambda self, state, rewards: 1.0},
-            "Wrong.final_reward is not used; did you mean _final_reward?",
-        ),
+        ({"_last_mesage": len}, "Wrong._last_mesage is not used; did you mean _last_message?"),
+        ({"final_reward": len}, "Wrong.final_reward is not used; did you mean _final_reward?"),
         ({"default_configs": {}}, "Wrong.default_configs is not used; did you mean default_config?"),
         ({"max_steps_per_episode": 1}, "write default_config = {'max_steps_per_episode': 1}"),
     ],
