@@ -22,9 +22,8 @@ from agentsgym.store.writer import RolloutWriter
 from agentsgym.training.selection.imitate import imitation_rows
 from agentsgym.training.selection.league import League
 
-
 # Each mistake is a value of another type.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportUnknownMemberType=false
 
 
 class Guess(MultistepEnv):
