@@ -69,7 +69,7 @@ class Agent:
 
     def _answer(self, request: TurnRequest) -> Action | AgentError:
         try:
-            answer: Any = self.get_action(request.messages, request.agent_state)  # type: ignore[arg-type]  # a live list
+            answer: Any = self.get_action([*request.messages], request.agent_state)  # it may change its list
         except ConfigError:
             raise  # no episode can be played
         except BaseException as error:  # user code: an error fails only this episode

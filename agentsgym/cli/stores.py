@@ -50,7 +50,9 @@ def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
     conditions = [_condition(text) for text in where or ()]
     if not len(store):
         unread = f": none of its {len(store.skipped)} parquet files can be read" if store.skipped else ""
-        raise UsageError(f"the store {path} contains no rollouts{unread}")
+        inside = next((part.parent for part in sorted(path.glob("*/*.parquet"))), None)
+        hint = f"; did you mean {inside}?" if inside and not unread else ""
+        raise UsageError(f"the store {path} contains no rollouts{unread}{hint}")
     found = store
     for column, passes in conditions:
         found = found.filter(**{column: passes})

@@ -211,6 +211,9 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
             role_components,
         )
         check_info(hook, info)
+        if step.truncated and not step.done:
+            sentence = f"{hook} returned info['truncated']=True with done=False, but a truncated episode is over"
+            raise EnvError(sentence)  # noqa: TRY301
         # done=True with a state whose "done" is still False is fine: {**state, ...} copies the old False.
         if as_bool("state['done']", next_state.get("done"), hook) and not step.done:
             sentence = f"{hook} returned done=False with a state whose 'done' is True: they must agree"
@@ -237,6 +240,8 @@ def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
         if any(isinstance(one.get("content"), list) for one in fields):
             wanted += " whose content is a str (lists of content parts are not supported: only text is recorded)"
         raise EnvError(f"{name} must return {wanted}, got {shown(prompt)}")
+    if messages[-1]["role"] == "assistant":
+        raise EnvError(f"{name} must not end with a message of the role assistant, which the agent writes")
     return messages
 
 

@@ -8,17 +8,21 @@ A long history can be replaced by a note that the agent writes, and that is trai
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from agentsgym.credit.components import Reward
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, or_none
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.reader import reader_of
 from agentsgym.tokens.transcript import ChatFormat, History, Transcript
 from agentsgym.types import Message, Turn
+
+logger = logging.getLogger(__name__)
 
 SUMMARIZE: Final = "summarize"
 """The value of ``env_config["history"]``."""
@@ -210,6 +214,9 @@ def chat_format_of(
         tools=tools,
         template_options=config["chat_template_kwargs"],
     )
+    known = {*re.findall(r"\w+", str(tokenizer.chat_template))}
+    for name in config["chat_template_kwargs"].keys() - known:
+        logger.warning("the chat template does not use %r of chat_template_kwargs%s", name, did_you_mean(name, known))
     if tools and chat_format.prints_calls:
         reader_of(chat_format).check_reads_calls()
     return chat_format

@@ -23,6 +23,12 @@ _NEVER_CALLED = {
     "_run_complete_episode": "_initialize_episode, _format_prompt, _step_episode or _close_episode for what it does",
 }
 
+#: Attributes that have no effect unless a hook is defined, too.
+_PAIRS = (
+    ("_tools", "_step_action", "receives the agent's calls (ToolEnv defines both)"),
+    ("roles", "_role", "returns the role that moves in this turn"),
+)
+
 
 def prepare_class(env_class: type[Any], base: type[Any]) -> None:
     """Check a new class, and let its dataset methods use the configuration of the instance they are called on."""
@@ -33,6 +39,9 @@ def prepare_class(env_class: type[Any], base: type[Any]) -> None:
                 f"{env_class.__name__}.{name} would never be called: evaluate and the trainer play episodes only "
                 f"through the hooks; override {hooks}"
             )
+    for name, other, purpose in _PAIRS:
+        if getattr(env_class, name) is not getattr(base, name) and getattr(env_class, other) is getattr(base, other):
+            raise ConfigError(f"{env_class.__name__} defines {name} but not {other}, which {purpose}")
     for name in DATASET_METHODS:
         method: Any = inspect.getattr_static(env_class, name)
         if type(method) is classmethod:
@@ -111,6 +120,22 @@ def unstorable_args(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[st
     not_json = sorted(config.keys() - (plain_part(config) or {}).keys(), key=str)
     others = [name for name in given if name not in ("tokenizer", "env_config", "config")]
     return [*(f"env_config[{name!r}]" for name in not_json), *others]
+
+
+def build(env_class: type[Any], *args: Any) -> Any:
+    """Build an environment from a tokenizer and its configuration, as every environment can be built.
+
+    Raises:
+        ConfigError: The class has a constructor of its own that does not accept them.
+    """
+    try:
+        inspect.signature(env_class).bind(*args)
+    except TypeError as error:
+        raise ConfigError(
+            f"{env_class.__name__}.__init__ must accept (tokenizer, env_config) and no more, with which checks, rows "
+            f"and worker processes build it: read other values from self.env_config, and list them in config_fields"
+        ) from error
+    return env_class(*args)
 
 
 class DatasetMethod:

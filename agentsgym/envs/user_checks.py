@@ -48,6 +48,9 @@ _SET_BY_BASE = frozenset(
 )
 
 
+_OPTIONAL = frozenset(("default_config", "config_fields", "task_fields", "roles", "role_key", "judges", "spec"))
+
+
 class _NotGiven:
     """The default of a required argument, so that an unknown keyword is reported before a missing argument."""
 
@@ -75,6 +78,7 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
     """Check a class when it is defined."""
     name = env_class.__name__
     _check_coroutines(env_class, base)
+    _check_names(env_class, base)
     if isinstance(env_class.task_fields, str):
         wanted = f"must be a tuple of keys, as in ({shown(env_class.task_fields)},), or None"
         raise ConfigError(f"{name}.task_fields {wanted}; got {shown(env_class.task_fields)}")
@@ -107,6 +111,19 @@ def _check_coroutines(env_class: type[Any], base: type[Any]) -> None:
             raise ConfigError(
                 f"{env_class.__name__}.{hook} is an async generator: return the value instead of yielding it"
             )
+
+
+def _check_names(env_class: type[Any], base: type[Any]) -> None:
+    """Warn about attributes whose names differ by a letter from a hook or setting, or are keys of env_config."""
+    known = [name for name in vars(base) if name in _OPTIONAL or (name[0] == "_" and name[1] != "_")]
+    for name, value in vars(env_class).items():
+        if name.startswith("__") or any(name in vars(one) for one in env_class.__mro__[1:]):
+            continue
+        if (meant := misspelled(name, known)) is not None:
+            logger.warning("%s.%s is not used; did you mean %s?", env_class.__name__, name, meant)
+        elif name in COMMON_FIELDS and isinstance(value, str | int | float | list | dict):
+            written = f"default_config = {{{name!r}: {shown(cast('object', value))}}}"
+            logger.warning("%s.%s is a key of env_config, and not used: write %s", env_class.__name__, name, written)
 
 
 def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
@@ -234,7 +251,12 @@ def check_task(
     try:
         check_task_keys(task_data, name, task_fields)
         _check_plainly(task_data, name)
-        hook(task_data)
+        returned: Any = hook(task_data)  # user code
+        if returned is not None:
+            raise ConfigError(  # noqa: TRY301
+                f"{hook.__qualname__} must raise TaskError for a task that cannot be played, and return nothing; it "
+                f"returned {shown(returned)}"
+            )
     except AgentsGymError:
         raise
     except BaseException as error:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -212,6 +213,11 @@ def _rows(run: Run) -> Iterable[dict[str, Any]]:
         check_one_run(run.table(["run"]), "the rollouts to compare are")
         yield from run.table(_COLUMNS).to_pylist()
         return
+    if isinstance(run, str | Path) or not isinstance(run, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            "compare needs two stores, or lists of records or trajectories, such as RolloutStore('runs/a') or "
+            f"evaluation.trajectories; got {shown(run)}"
+        )
     for one in run:
         record = StoredRollout(trajectory=one) if isinstance(one, Trajectory) else one
         trajectory = record.trajectory

@@ -81,6 +81,8 @@ def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None)
     Raises:
         ConfigError: ``rollout`` is a trajectory and ``env`` is None.
     """
+    if isinstance(env, type):
+        raise ConfigError(f"env must be an environment, got the class {env.__name__}: pass {env.__name__}()")
     if isinstance(rollout, Trajectory) and env is None:
         raise ConfigError("a trajectory does not name its environment: pass both, as in replay(trajectory, env)")
     record = StoredRollout(trajectory=rollout) if isinstance(rollout, Trajectory) else rollout

@@ -111,6 +111,10 @@ def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
         raise ConfigError(
             f"{prefix}load_in_4bit requires {prefix}use_peft: 4-bit weights cannot be trained, only adapters on them"
         )
+    unused = () if model_config.use_peft else dataclasses.fields(model_config)
+    for one in unused:
+        if one.name.startswith("lora_") and getattr(model_config, one.name) != one.default:
+            raise ConfigError(f"{prefix}{one.name} has no effect without {prefix}use_peft: set it to true")
 
 
 # Types wider than the hints, which allow one type per setting for the command line.

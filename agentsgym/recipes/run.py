@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
@@ -23,6 +23,7 @@ from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import evaluate_mixed
 from agentsgym.evaluation.run import evaluate
+from agentsgym.fields import Check, require
 from agentsgym.observers.learning_curve import LearningCurve, warn_without_plots
 from agentsgym.observers.stored import TrainingStore
 from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_transcripts
@@ -106,6 +107,8 @@ class TrainingRun:
         Raises:
             ConfigError: vLLM would sample from 4-bit weights, or a folder holds a run that is not resumed.
         """
+        is_pair: Check = lambda value: isinstance(value, tuple) and len(cast("Any", value)) == 2  # noqa: E731
+        require("TrainingRun(policy)", policy, is_pair, "a model and its tokenizer, as tiny_policy(…) returns")
         self.model: Any  # with adapters, a PeftModel
         self.model, self.tokenizer = policy
         self.args = args

@@ -20,7 +20,7 @@ from typing import Any, Generic
 from agentsgym.agents.base import Agent, answer, call_agent, finish_agent
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EpisodeError
 from agentsgym.event_loop import agents_loop, is_on_agents_loop
-from agentsgym.fields import is_int, is_positive_number, or_none, require
+from agentsgym.fields import Check, is_int, is_positive_number, or_none, require
 from agentsgym.rollouts.loop_executor import OwnExecutor
 from agentsgym.rollouts.scheduler import (
     GRACE_S,
@@ -195,6 +195,8 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
     for name, limit in (("turn_timeout_s", turn_timeout_s), ("episode_timeout_s", episode_timeout_s)):
         require(name, limit, or_none(is_positive_number), "a positive number of seconds or None")
     limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
+    is_pool: Check = lambda value: hasattr(value, "begin_run") and not isinstance(value, type)  # noqa: E731
+    require("pool", pool, or_none(is_pool), "a pool such as EnvThreadPool(4), or None")
     caller = ConcurrentCaller if callable(getattr(agent, "aact", None)) else BatchCaller
     try:
         playable: list[PlayableTrial[Result]] = []

@@ -40,12 +40,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def check_objects(**given: Any) -> None:
+    """Raise :class:`ConfigError` for an argument of the trainer that is not what its name says."""
+    for name, (attribute, wanted) in _OBJECTS.items():
+        value = given[name]
+        if value is not None and (isinstance(value, type) or not hasattr(value, attribute)):
+            raise ConfigError(f"{name} must be {wanted} or None, got {shown(value)}")
+
+
+_OBJECTS = {
+    "curriculum": ("bind", "a Curriculum"),
+    "distillation": ("teacher", "a Distillation"),
+    "demonstrations": ("trajectories", "Demonstrations(trajectories)"),
+    "callbacks": ("append", "a list of callbacks"),
+}
+
+
 def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
     """Raise :class:`ConfigError` for an adapter that is not supported, or a reference model that is missing."""
+    if isinstance(model, tuple):
+        raise ConfigError("model must be a model or a path, got a tuple: write model, tokenizer = tiny_policy(…) first")
     if isinstance(peft_config, Mapping):
         raise ConfigError("peft_config must be a configuration of PEFT, got a dict: pass LoraConfig(**peft_config)")
     adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
     refuse_prompt_learning(adapters)
+    if peft_config is None and not isinstance(model, str) and not any(one.requires_grad for one in model.parameters()):
+        raise ConfigError("no parameter of the model requires a gradient, so nothing would be trained")
     if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
         raise ConfigError(
             "beta requires a reference model, which TRL loads from the model's path, but this model has no path: save "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
+from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError, check_options
 from agentsgym.failures import RETRY_SEEDS
 from agentsgym.fields import (
@@ -241,6 +242,10 @@ class EnvSettings:
 
     def __new__(cls, *_args: Any, **given: Any) -> Self:
         """Reject an unknown setting with the most similar name, or with what became of it."""
+        if keys := [name for name in given if name in COMMON_FIELDS and name not in cls.__dataclass_fields__]:
+            raise TypeError(
+                f"{cls.__name__} has no argument {keys[0]!r}, which is a key of an environment's env_config"
+            )
         check_options(given, *cls.__mro__[:-1])
         return super().__new__(cls)
 

@@ -39,6 +39,7 @@ from agentsgym.training.model_checks import (
     check_datasets,
     check_env,
     check_model,
+    check_objects,
     check_parts,
     check_sharding,
     naming_vllm_extra,
@@ -148,6 +149,9 @@ class GRPOEnvTrainer(RestartableTrainer):
                 f"args must be a GRPOEnvConfig, which has all fields of TRL's GRPOConfig, got a {type(args).__name__}"
             )
         check_env(env)
+        check_objects(
+            curriculum=curriculum, distillation=distillation, demonstrations=demonstrations, callbacks=callbacks
+        )
         check_model(model, args, peft_config)
         with naming_vllm_extra(args):
             super().__init__(

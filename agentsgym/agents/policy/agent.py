@@ -28,7 +28,7 @@ from agentsgym.agents.policy.model import (
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.errors import AgentError, ConfigError
-from agentsgym.fields import Check, or_none, require
+from agentsgym.fields import Check, is_int, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
@@ -103,6 +103,9 @@ class PolicyAgent(Agent, TrainedPolicy):
         require(
             f"{type(self).__name__}(sampling)", sampling, or_none(is_valid), "SamplingParams(temperature=…) or None"
         )
+        name = f"{type(self).__name__}(tokenizer)"
+        require(name, tokenizer, lambda value: hasattr(value, "get_vocab"), "the model's tokenizer")
+        require(f"{type(self).__name__}(max_turn_tokens)", max_turn_tokens, is_int(1), "a positive int")
         if model.config.is_encoder_decoder:
             raise ConfigError(f"PolicyAgent requires a decoder-only model, got {type(model).__name__}")
         self.model, self.tokenizer = model, tokenizer

@@ -70,8 +70,11 @@ def load_model(
 
 def why_not_loaded(name_or_path: str, error: Exception) -> str:
     """Describe the failure to load a model, as the end of a sentence."""
-    is_there = Path(name_or_path).exists()
-    hint = "" if is_there else f" (no such folder{did_you_mean(name_or_path, PACKAGED)})"
+    folder = Path(name_or_path)
+    inside = next((file.parent for file in sorted(folder.glob("*/config.json"))), None)
+    hint = f" (did you mean {inside}?)" if inside and not (folder / "config.json").exists() else ""
+    if not folder.exists():
+        hint = f" (no such folder{did_you_mean(name_or_path, PACKAGED)})"
     return f"cannot be loaded from {shown(name_or_path)}{hint}: {' '.join(sentence_of(error, 300).split())}"
 
 

@@ -98,6 +98,8 @@ class AgentProgramEnv(MultistepEnv):
                 f"{type(self).__name__} needs a program: a function of the task and the endpoint, or the arguments of "
                 f"a command such as ['python', 'agent.py', '{{question}}'], got {shown(given)}"
             )
+        if inspect.isgeneratorfunction(given) or inspect.isasyncgenfunction(given):
+            raise ConfigError(f"the program {shown(given)} is a generator function, which would not be run: use return")
         if not callable(given):
             check_command(given)
         self._program: Program = given

@@ -29,6 +29,7 @@ from agentsgym.envs.check.probe import EnvReport, HookProbe, place_of_tool
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
 from agentsgym.envs.players import own_player
+from agentsgym.envs.subclass import build
 from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError
 from agentsgym.fields import is_int, is_seconds, require
 from agentsgym.interruptions import Interruption, attempt, is_interruption
@@ -97,7 +98,7 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     require("raise_on", raise_on, lambda value: value in ("error", "warning", None), "'error', 'warning' or None")
     environment: Any = env
     if isinstance(env, type) and issubclass(cast("type", env), MultistepEnv):
-        environment = env(tokenizer, env_config)
+        environment = build(env, tokenizer, env_config)
     elif not isinstance(environment, MultistepEnv):
         raise ConfigError(f"check_env requires an environment or its class, got {shown(environment)}")
     elif env_config is not None or tokenizer is not None:

@@ -23,6 +23,7 @@ from agentsgym.envs.dataset_rows import (
     registered_classes,
 )
 from agentsgym.envs.spec import installed_entry_points
+from agentsgym.envs.subclass import build
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
@@ -100,7 +101,7 @@ def make(
     env_class = find(row["env_class_path"], allow_import=allow_import)
     config = row.get("env_config")
     is_dict = isinstance(config, Mapping)
-    return env_class(tokenizer, drop_null_columns(cast("DatasetRow", config), env_class) if is_dict else config)
+    return build(env_class, tokenizer, drop_null_columns(cast("DatasetRow", config), env_class) if is_dict else config)
 
 
 def _check_class(path: str, found: object) -> type[MultistepEnv]:

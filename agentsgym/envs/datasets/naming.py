@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.dataset_rows import registered_classes
 from agentsgym.envs.spec import EnvSpec, installed_entry_points
+from agentsgym.envs.subclass import build
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.removed import REMOVED
@@ -48,7 +49,7 @@ class NamedEnv:
             ConfigError: The configuration is invalid.
             MissingDependencyError: The environment needs a package that is not installed.
         """
-        return self.env_class(tokenizer, self.env_config)
+        return build(self.env_class, tokenizer, self.env_config)
 
 
 def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:

@@ -159,8 +159,8 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
 
         Args:
             resume_from_checkpoint: A checkpoint's folder; True for the newest complete checkpoint in
-                ``args.output_dir``; ``"auto"`` to do the same if there is one, and otherwise to start a new run.
-                Resuming a finished run does nothing.
+                ``args.output_dir``; ``"auto"`` to do the same if there is one, and otherwise to start a new run. None
+                for the value in ``args``. Resuming a finished run does nothing.
             *args: Arguments of transformers' method.
             **kwargs: Keyword arguments of transformers' method.
 
@@ -174,6 +174,8 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         self._open_trainer.check()
         self._begin_run()
         self._resumed = ResumePoint()
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = self.args.resume_from_checkpoint
         if resume_from_checkpoint:
             *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())
             facts, run_folder = self._facts(), Path(self._trl_interface.run_folder())

@@ -27,6 +27,7 @@ from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
 from agentsgym.agents.policy.model import check_is_model
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
 from agentsgym.tokens.unknown_words import warn_of_unknown_words
 from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NonFiniteCheck
@@ -132,6 +133,8 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
     """
     rows: list[dict[str, list[int]]] = []
     for trajectory in trajectories:
+        if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"imitation needs trajectories, as env.rollout returns, got {shown(trajectory)}")
         if trajectory.failed:
             continue
         mask = trajectory.agent_token_mask

@@ -16,7 +16,7 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS
 from agentsgym.errors import ConfigError, MissingDependencyError
-from agentsgym.fields import check_choice, is_int, require
+from agentsgym.fields import check_choice, is_dict, is_int, or_none, require
 from agentsgym.ranks import all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.tokens.transcript import ChatFormat
@@ -103,6 +103,7 @@ class League(Agent, BatchObserver):
             from openskill.models import PlackettLuce  # noqa: PLC0415  # an extra
         except ImportError as error:
             raise MissingDependencyError("openskill", "league") from error
+        require("League(players)", players, or_none(is_dict), "a dict of agents by name, or None")
         require("snapshot_steps", snapshot_steps, is_int(1), "a positive int")
         require("max_snapshots", max_snapshots, is_int(1), "a positive int")
         check_choice("draw", draw, DRAWS)
