@@ -11,12 +11,16 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from agentsgym.credit.components import GivenReward
+from agentsgym.envs.contract import PlayableEnv
 from agentsgym.errors import EnvError
 from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall
+from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall, Trajectory
+
+# pyright: reportPrivateUsage=false
+# The hooks are private for users of an environment; they are called here.
 
 _LARGEST = 3.4e38
 _TEXT = str | bytes | bytearray  # float() parses all of these
@@ -240,15 +244,18 @@ def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
     return messages
 
 
-def as_system_prompt(text: Any) -> str | None:
-    """Return what ``_system_prompt`` returned, as a plain str or None; raise :class:`EnvError` for anything else."""
+def system_messages(env: PlayableEnv) -> list[Message]:
+    """Return the system message of a conversation, as a list; empty if there is none."""
+    text: Any = env.env_config["system_prompt"]
+    if text is None:
+        text = call_environment(env._system_prompt)
     try:
-        system = plain_str(text) if isinstance(text, str) else None
+        text = plain_str(text) if isinstance(text, str) else text
     except BaseException as error:
         raise failure_of_value("_system_prompt", error) from error
-    if system is None and text is not None:
+    if not isinstance(text, str | None):
         raise EnvError(f"_system_prompt must return a str or None, got {shown(text)}")
-    return system
+    return [Message(role="system", content=text)] if text else []
 
 
 def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Message]) -> list[Message]:
@@ -267,16 +274,23 @@ def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Me
     return plain
 
 
-def as_token_rewards(rewards: Any, num_tokens: int) -> list[float]:
-    """Check that ``_calculate_rewards`` returned one reward per token, or raise :class:`EnvError`."""
+def token_rewards(env: PlayableEnv, trajectory: Trajectory) -> list[float]:
+    """Return the per-token rewards that an environment gives for a rollout, (T,).
+
+    Raises:
+        EnvError: ``_calculate_rewards`` raised, or did not return one finite number for each token.
+    """
+    rewards: Any = call_environment(env._calculate_rewards, trajectory)
     try:
         num_given = len(cast("list[Any]", rewards)) if isinstance(rewards, list) else None
     except BaseException as error:
         raise failure_of_value("_calculate_rewards", error) from error
-    if num_given == num_tokens:
-        return cast("list[float]", rewards)
-    given = shown(cast("object", rewards)) if num_given is None else num_given
-    raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one per token, got {given}")
+    num_tokens = len(trajectory.token_ids)
+    if num_given != num_tokens:
+        given = shown(cast("object", rewards)) if num_given is None else num_given
+        raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one per token, got {given}")
+    as_number("the sum of _calculate_rewards", call_environment(sum, rewards))
+    return cast("list[float]", rewards)
 
 
 def as_hashable(name: str, value: Any) -> Hashable:

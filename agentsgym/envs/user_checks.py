@@ -31,20 +31,9 @@ _PLACES: Mapping[str, str] = {
     "train_dataset_size": "call get_train_dataset(size=...), whose rows are an argument of the trainer",
 }
 #: Attributes that the base's constructor sets.
-_SET_BY_BASE = frozenset(
-    (
-        "tokenizer",
-        "env_config",
-        "given_config",
-        "chat_format",
-        "_chat_format",
-        "tool_schemas",
-        "_tool_schemas",
-        "active_states",
-        "_generators",
-        "_starts",
-        "_by_hand",
-    )
+_SET_BY_BASE = (
+    *("tokenizer", "env_config", "given_config", "chat_format", "_chat_format", "tool_schemas", "_tool_schemas"),
+    *("active_states", "_generators", "_starts", "_by_hand"),
 )
 
 

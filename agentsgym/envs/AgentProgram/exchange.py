@@ -243,13 +243,13 @@ class CallExchange(Exchange):
         self.env.active_states[self.session_id]["num_rejected"] += 1
         call.reject(error)
 
-    def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
+    def record(self, action: Action, turn: Turn, room: int | None, *, reads_calls: bool = True) -> tuple[Action, Turn]:
         """Record the action up to the first of the texts at which the call stops."""
         stops = () if self._call is None else self._call.request.stop
         self._stopped_by: str | None = None
         if stops and isinstance(action, Action):  # pyright: ignore[reportUnnecessaryIsInstance]  # checked by super
             action, self._stopped_by = _stopped(action, stops, self.conversation.transcript.chat_format)
-        return super().record(action, room, reads_calls=reads_calls)
+        return super().record(action, turn, room, reads_calls=reads_calls)
 
     def step(self, state: State, action: Action) -> Step:
         """Return the answer to the program, and wait for its next call or its end."""

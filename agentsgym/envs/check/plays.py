@@ -168,16 +168,8 @@ _MAX_PARTS = 2000  # compared values per state; the deepest ones are skipped
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-class Start(NamedTuple):
-    """The initial state of an episode.
-
-    Attributes:
-        name: The session's id, which a state may contain and which differs between plays.
-        parts: The plain values in the state, by the path to them.
-    """
-
-    name: str
-    parts: Mapping[str, Any]
+Start = Mapping[str, Any]
+"""The plain values in the initial state of an episode, by the path to them."""
 
 
 def start_of(session_id: str, state: Any) -> Start:
@@ -201,7 +193,7 @@ def start_of(session_id: str, state: Any) -> Start:
         elif id(value) not in seen and not isinstance(value, Agent | type):
             seen.add(id(value))
             waiting.extend(_inside(place, value))
-    return Start(session_id, parts)
+    return parts
 
 
 def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -222,8 +214,8 @@ def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 def first_changed_value(before: Sequence[Start], after: Sequence[Start]) -> str | None:
     """Describe the first difference between the initial states of two plays; None if there is none."""
     for one, other in zip(before, after, strict=False):
-        for place, value in one.parts.items():
-            now = other.parts.get(place, value)
+        for place, value in one.items():
+            now = other.get(place, value)
             are_nan = value != value and now != now  # noqa: PLR0124
             if now != value and not are_nan:
                 return f"{place} was {shown(value, 60)} and then {shown(now, 60)}"

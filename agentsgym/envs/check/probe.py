@@ -28,15 +28,8 @@ _HOOKS = (
 _READERS = ("_format_prompt", "_state_key", "_role", "_potential", "_score_state")
 _TOOL_HOOK = "_call_tool"  # defined by environments with tools
 _BASE_ATTRIBUTES = {
-    "active_states",
-    "_generators",
-    "_starts",
-    "_chat_format",
-    "_tool_schemas",
-    "_processes",
-    "tables",
-    *_HOOKS,
-    _TOOL_HOOK,
+    *("active_states", "tables", "_generators", "_starts", "_chat_format", "_tool_schemas", "_processes"),
+    *(*_HOOKS, _TOOL_HOOK),
 }
 _MAX_STATE_BYTES = 100_000  # larger states are not compared
 _MAX_DEPTH, _MAX_ITEMS = 2, 20  # limits of the compared parts of an attribute
@@ -80,7 +73,7 @@ class HookProbe:
         for name in (*_HOOKS, _TOOL_HOOK):
             vars(self._env).pop(name, None)
 
-    def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "", about: str = "") -> None:
+    def add(self, check: str, hook: str, text: str, is_error: bool = True, *, place: str = "", about: str = "") -> None:
         """Record a finding, once per hook and subject.
 
         Args:

@@ -122,6 +122,7 @@ class _Checker:
     def __init__(self, env: MultistepEnv, agent: Agent) -> None:
         self._env, self._agent = env, agent
         self._probe = HookProbe(env)
+        self._add = self._probe.add
         self._played: list[Trajectory] = []
 
     def report(self) -> EnvReport:
@@ -262,9 +263,6 @@ class _Checker:
         if difference is not None:
             text = f"a pickled copy of {name}, as in a worker process, plays a different episode: {difference.text}"
             self._add("pickling", "", text)
-
-    def _add(self, check: str, hook: str, text: str, is_error: bool = True, about: str = "") -> None:
-        self._probe.add(check, hook, text, is_error=is_error, about=about)
 
     def _found(self, check: str) -> bool:
         return any(known == check for known, *_ in self._probe.findings)
