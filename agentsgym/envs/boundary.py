@@ -29,19 +29,15 @@ _TEXT = str | bytes | bytearray  # float() parses all of these
 def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
     """Call a hook of the environment, and wait for it if it is async.
 
-    Any exception becomes an :class:`EnvError` with the original as its cause.
+    Any exception but an interruption becomes an :class:`EnvError` with the original as its cause.
     """
     try:
         return awaited(hook(*arguments))
     except BaseException as error:
-        raise failure_of_hook(hook, error) from error
-
-
-def failure_of_hook(hook: Callable[..., Any], error: BaseException) -> EnvError:
-    """Convert a hook's exception to the :class:`EnvError` that fails its episode; interruptions are re-raised."""
-    if is_interruption(error):
-        raise error
-    return failure_of(EnvError, getattr(hook, "__qualname__", None) or shown(hook), error, hook)
+        if is_interruption(error):
+            raise
+        name = getattr(hook, "__qualname__", None) or shown(hook)
+        raise failure_of(EnvError, name, error, hook) from error
 
 
 def failure_of_value(name: str, error: BaseException) -> EnvError:
@@ -223,6 +219,17 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
     except BaseException as error:
         raise failure_of_value(hook, error) from error
     return next_state, step, info
+
+
+def stepped(
+    env: PlayableEnv, session_id: str, state: dict[str, Any], action: Action
+) -> tuple[dict[str, Any], Step, dict[str, Any]]:
+    """Pass an action to the environment, keep its next state, and return state, step and info."""
+    name = "_step_action" if env.overrides_step_action else "_step_episode"
+    given = action if env.overrides_step_action else action.text
+    state, step, info = as_step(call_environment(getattr(env, name), session_id, state, given), name)
+    env.active_states[session_id] = state
+    return state, step, info
 
 
 def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:

@@ -25,8 +25,8 @@ from agentsgym.envs.boundary import (
     action_error,
     as_hashable,
     as_messages,
-    as_step,
     call_environment,
+    stepped,
     system_messages,
 )
 from agentsgym.envs.contract import PlayableEnv, State
@@ -382,12 +382,7 @@ class Table:
         if not self._num_moves[role]:
             messages = [*system_messages(env), *messages]
         self._num_moves[role] += 1
-        action = call_environment(self._moves[role], messages, state)
-        given: Any = action if env.overrides_step_action else action.text
-        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
-        state, step, info = as_step(call_environment(hook, self._session_id, state, given))
-        env.active_states[self._session_id] = state
-        return state, step, info
+        return stepped(env, self._session_id, state, call_environment(self._moves[role], messages, state))
 
     def _note(self, step: Step, role: Hashable) -> None:
         """Add up the rewards of a step, a plain number as the reward of the role that moved."""

@@ -181,10 +181,10 @@ def check_single_stream(env: Any, caller: str) -> None:
         )
 
 
-def check_info_keys(env_class: type[Any], info: Mapping[Any, Any]) -> None:
+def check_info_keys(env_class: type[Any], info: dict[Any, Any]) -> None:
     """Warn, once per class, about misspelled keys of ``info``."""
-    for key in info:
-        if isinstance(key, str) and key not in _READ_KEYS:
+    for key in dict[Any, Any].keys(info):  # runs no code of a subclass of dict or str
+        if type(key) is str and key not in _READ_KEYS:
             _warn_of_key(env_class, key)
 
 
