@@ -5,7 +5,6 @@ An exception in an environment's hook fails only the episode in which it was rai
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -75,13 +74,6 @@ def _as_conversation(messages: Any) -> list[Message] | None:
 def plain_str(text: str) -> str:
     """Convert an instance of a str subclass to a plain str."""
     return text if type(text) is str else str.__str__(text)
-
-
-def with_plain_text(action: Any) -> Any:
-    """Return an action with its text as a plain str; anything else is returned unchanged."""
-    if not isinstance(action, Action) or type(action.text) is str or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return cast("Any", action)
-    return dataclasses.replace(action, text=plain_str(action.text))
 
 
 def action_error(action: Any, max_tokens: int | None, vocabulary_size: float) -> str:

@@ -101,14 +101,6 @@ class Views:
         return [*system, *messages[-len(self._current) :]]
 
 
-def as_text(messages: list[Message]) -> list[Message]:
-    """Turn results of tools into user messages, since a note precedes them instead of their calls."""
-    return [
-        Message(role="user", content=message["content"]) if message["role"] == "tool" else message
-        for message in messages
-    ]
-
-
 def check_notes(config: Mapping[str, Any]) -> None:
     """Reject a limit without notes, and notes without a limit.
 

@@ -25,13 +25,13 @@ from agentsgym.envs.boundary import (
     as_reward,
     call_environment,
     is_unicode,
+    plain_str,
     rewritten_history,
     stepped,
     system_messages,
-    with_plain_text,
 )
 from agentsgym.envs.contract import PlayableEnv, State
-from agentsgym.envs.conversation import SUMMARIZE, VIEWS, Budget, Conversation, NotedHistory, Views, as_text
+from agentsgym.envs.conversation import SUMMARIZE, VIEWS, Budget, Conversation, NotedHistory, Views
 from agentsgym.envs.user_checks import check_info_keys
 from agentsgym.errors import AgentError, EnvError, TemplateError
 from agentsgym.failures import failure_of
@@ -174,7 +174,9 @@ class Exchange:
         _, turn = self.record((yield self.request(room)), turn, room, reads_calls=False)
         notes.written(len(conversation.turns))
         conversation.turns.append(turn)
-        self._observe(as_text(messages), step)
+        # Results of tools become user messages, since the note precedes them instead of their calls.
+        texts = [Message(role="user", content=one["content"]) if one["role"] == "tool" else one for one in messages]
+        self._observe(texts, step)
 
     def _observation(self, state: State, step: int) -> list[Message]:
         """Return the environment's new messages, with the system message before the first and the last before them."""
@@ -209,8 +211,8 @@ class Exchange:
         chat_format, tools = conversation.transcript.chat_format, self.tools
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
-            if type(action) is not Action or type(action.text) is not str:
-                action = with_plain_text(action)
+            if isinstance(action, Action) and type(action.text) is not str and isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                action = dataclasses.replace(action, text=plain_str(action.text))
             error = action_error(action, room, vocabulary_size)
         except BaseException as raised:  # the agent's answer comes from user code, too
             if is_interruption(raised):

@@ -248,9 +248,10 @@ class Opponents:
             f"env_config['opponent'] must name a player for every role but {agents}: got none for {_listed(missing)}"
         )
 
-    def agents(self) -> list[Agent]:
-        """The agents among the players, each once."""
-        return [*{id(one): one for one in self._players.values() if isinstance(one, Agent)}.values()]
+    def finish(self) -> None:
+        """Notify the agents among the players, each once."""
+        for agent in {id(one): one for one in self._players.values() if isinstance(one, Agent)}.values():
+            agent.finish()
 
 
 def opponents_of(env: Any, given: Any) -> Opponents | None:
@@ -305,13 +306,7 @@ def player_stream(rng: random.Random, name: str) -> random.Random:
 
 
 class Table:
-    """The players of one session: the agent in one role, opponents in the others.
-
-    Args:
-        env: The environment.
-        session_id: The session.
-        role: The agent's role.
-    """
+    """The players of one session: the agent in one role, opponents in the others."""
 
     def __init__(self, env: PlayableEnv, session_id: str, role: Hashable) -> None:
         self._env, self._session_id, self._role = env, session_id, role
@@ -398,5 +393,5 @@ class Table:
         """Notify the agents that were created for this session that it is over; after the last session, all agents."""
         for player in self._own:
             player.finish()
-        for agent in self._opponents.agents() if is_last else ():
-            agent.finish()
+        if is_last:
+            self._opponents.finish()
