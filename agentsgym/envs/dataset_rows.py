@@ -82,9 +82,7 @@ def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -
         ConfigError: A row belongs to another class or configuration than ``env``.
     """
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        text = shown(cast("object", rows), 3 * _MAX_SHOWN).replace(
-            "\\n", " "
-        )  # the repr of a dataset has several lines
+        text = shown(cast("object", rows), 3 * _MAX_SHOWN).replace("\\n", " ")  # a dataset's repr has several lines
         given = shortened(" ".join(text.split()), _MAX_SHOWN, tail=0)
         raise TaskError(f"{name} must be a list of task_data dicts, got {given}{_remedy_of_mapping(rows)}")
     checked: set[str] = set()

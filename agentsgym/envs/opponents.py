@@ -32,6 +32,7 @@ from agentsgym.envs.boundary import (
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Conversation
 from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
+from agentsgym.fields import is_dict, is_str
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown, strip_reasoning
 from agentsgym.tokens.calls.reader import with_calls
@@ -74,9 +75,7 @@ def register_player(name: str, factory: Callable[..., Any]) -> None:
 
 def is_player_name(value: Any) -> bool:
     """Whether a value is a name, or names by role such as ``{"1": "random"}``."""
-    if isinstance(value, Mapping):
-        return all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value).values())
-    return isinstance(value, str)
+    return is_str(value) or (is_dict(value) and all(map(is_str, value.values())))
 
 
 def named_agent(name: str, key: str, own_names: Collection[str] = ()) -> Player:

@@ -329,9 +329,9 @@ def _played(
         turns=turns,
         messages=[],
         final_reward=reward,
+        final_rewards=from_json(rewards),
         stop_reason=StopReason(stop_reason),
         info={"success": success},
-        final_rewards=from_json(rewards),
     )
 
 
