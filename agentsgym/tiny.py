@@ -271,11 +271,11 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
     rows = [] if isinstance(own, str | Mapping) or not isinstance(own, Iterable) else list(cast("Iterable[Any]", own))
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         return rows or own  # pyright: ignore[reportUnknownVariableType]
-    parts: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}  # the rows of each environment
+    parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}  # the rows of each environment
     for row in rows:
-        parts.setdefault((label_of(row), *environment_key(row)), []).append(row)
+        parts.setdefault((label_of(row), environment_key(row)), []).append(row)
     texts: list[str] = []
-    for (label, *_), played in parts.items():
+    for (label, _), played in parts.items():
         player = cast("Mapping[str, Any]", agent).get(label) if isinstance(agent, Mapping) else agent
         env = make(played[0])
         known = list(env.vocabulary_texts()) if player is None and isinstance(env, HasVocabulary) else []

@@ -8,6 +8,7 @@
     finished      hooks for finished rollouts, such as judges
     trial         one live trial: its episodes and turns
     exchange      what passes between a trial and its environment: observe, record, step, reward
+    opponents     who plays the roles that the agent does not
     conversation  the record of a conversation, and the token budget
     boundary      calls to user code, and checks of its results
     user_checks   checks of classes, arguments, tasks and starts of episodes, for each common mistake
@@ -18,6 +19,7 @@
     spec          how an environment plugs in, readable without importing it
     players       the players that an environment provides, and their mean rewards (anchors)
     datasets/     rows to train on: options, sources, mixtures, the registry and names
+    differences   what differs when recorded actions are played again
     check/        checks of the contract by playing
     shared/       parts of several environments: engines in processes, text worlds, numbers in texts
 """

@@ -18,15 +18,15 @@ from agentsgym.credit.components import GivenReward
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.boundary import as_bool, call_environment
 from agentsgym.envs.contract import Prompt, State, Stepped
-from agentsgym.envs.conversation import Budget, chat_format_of
+from agentsgym.envs.conversation import VIEWS, Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.exchange import Exchange
 from agentsgym.envs.finished import RolloutHook, finished_alone
 from agentsgym.envs.forks import fork
-from agentsgym.envs.opponents import MAX_MOVES, MAX_STARTS, VIEWS, Move, Opponents, Table, opponents_of
+from agentsgym.envs.opponents import MAX_MOVES, MAX_STARTS, Move, Opponents, Table, opponents_of
 from agentsgym.envs.play import EpisodeByHand, OnFinish, play
 from agentsgym.envs.spec import EnvSpec
-from agentsgym.envs.subclass import called_config, given_and_valid, prepare_class, unstorable_args
+from agentsgym.envs.subclass import called_with, given_and_valid, prepare_class
 from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.trial import Trial
 from agentsgym.envs.user_checks import (
@@ -129,7 +129,7 @@ class MultistepEnv(ABC):
     overrides_final_reward: ClassVar[bool] = False
     overrides_score_state: ClassVar[bool] = False
     has_coroutines: bool = False
-    _called_with: dict[str, Any] | None
+    _called_config: dict[str, Any] | None
     _unstorable_args: list[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -140,7 +140,7 @@ class MultistepEnv(ABC):
         """Record the arguments passed to the class, before any constructor removes a key."""
         check_keywords(cls, kwargs)
         env = super().__new__(cls)
-        env._called_with, env._unstorable_args = called_config(cls, args, kwargs), unstorable_args(cls, args, kwargs)
+        env._called_config, env._unstorable_args = called_with(cls, args, kwargs)
         return env
 
     if not TYPE_CHECKING:  # with it, no type checker would find a misspelled attribute
@@ -171,7 +171,7 @@ class MultistepEnv(ABC):
         self._starts = StartChecks()  # set only by this constructor: shows that it has run
         check_tokenizer(tokenizer, type(self))
         self.tokenizer = tokenizer
-        self.given_config, self.env_config = given_and_valid(type(self), MultistepEnv, env_config, self._called_with)
+        self.given_config, self.env_config = given_and_valid(type(self), MultistepEnv, env_config, self._called_config)
         self._check_config(self.env_config)
         self.opponents = opponents_of(self, opponent)
         if self.plays_itself and not self.shares_conversation:

@@ -5,18 +5,21 @@ An exception in an environment's hook fails only the episode in which it was rai
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from agentsgym.credit.components import GivenReward
+from agentsgym.envs.contract import PlayableEnv
 from agentsgym.errors import EnvError
 from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall
+from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall, Trajectory
+
+# pyright: reportPrivateUsage=false
+# The hooks are private for users of an environment; they are called here.
 
 _LARGEST = 3.4e38
 _TEXT = str | bytes | bytearray  # float() parses all of these
@@ -25,19 +28,15 @@ _TEXT = str | bytes | bytearray  # float() parses all of these
 def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
     """Call a hook of the environment, and wait for it if it is async.
 
-    Any exception becomes an :class:`EnvError` with the original as its cause.
+    Any exception but an interruption becomes an :class:`EnvError` with the original as its cause.
     """
     try:
         return awaited(hook(*arguments))
     except BaseException as error:
-        raise failure_of_hook(hook, error) from error
-
-
-def failure_of_hook(hook: Callable[..., Any], error: BaseException) -> EnvError:
-    """Convert a hook's exception to the :class:`EnvError` that fails its episode; interruptions are re-raised."""
-    if is_interruption(error):
-        raise error
-    return failure_of(EnvError, getattr(hook, "__qualname__", None) or shown(hook), error, hook)
+        if is_interruption(error):
+            raise
+        name = getattr(hook, "__qualname__", None) or shown(hook)
+        raise failure_of(EnvError, name, error, hook) from error
 
 
 def failure_of_value(name: str, error: BaseException) -> EnvError:
@@ -75,13 +74,6 @@ def _as_conversation(messages: Any) -> list[Message] | None:
 def plain_str(text: str) -> str:
     """Convert an instance of a str subclass to a plain str."""
     return text if type(text) is str else str.__str__(text)
-
-
-def with_plain_text(action: Any) -> Any:
-    """Return an action with its text as a plain str; anything else is returned unchanged."""
-    if not isinstance(action, Action) or type(action.text) is str or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return cast("Any", action)
-    return dataclasses.replace(action, text=plain_str(action.text))
 
 
 def action_error(action: Any, max_tokens: int | None, vocabulary_size: float) -> str:
@@ -224,6 +216,17 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
     return next_state, step, info
 
 
+def stepped(
+    env: PlayableEnv, session_id: str, state: dict[str, Any], action: Action
+) -> tuple[dict[str, Any], Step, dict[str, Any]]:
+    """Pass an action to the environment, keep its next state, and return state, step and info."""
+    name = "_step_action" if env.overrides_step_action else "_step_episode"
+    given = action if env.overrides_step_action else action.text
+    state, step, info = as_step(call_environment(getattr(env, name), session_id, state, given), name)
+    env.active_states[session_id] = state
+    return state, step, info
+
+
 def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
     """Convert what ``_format_prompt``, or the hook ``name``, returned to messages; a str becomes one user message."""
     if type(prompt) is str:  # the most frequent case
@@ -245,15 +248,18 @@ def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
     return messages
 
 
-def as_system_prompt(text: Any) -> str | None:
-    """Return what ``_system_prompt`` returned, as a plain str or None; raise :class:`EnvError` for anything else."""
+def system_messages(env: PlayableEnv) -> list[Message]:
+    """Return the system message of a conversation, as a list; empty if there is none."""
+    text: Any = env.env_config["system_prompt"]
+    if text is None:
+        text = call_environment(env._system_prompt)
     try:
-        system = plain_str(text) if isinstance(text, str) else None
+        text = plain_str(text) if isinstance(text, str) else text
     except BaseException as error:
         raise failure_of_value("_system_prompt", error) from error
-    if system is None and text is not None:
+    if not isinstance(text, str | None):
         raise EnvError(f"_system_prompt must return a str or None, got {shown(text)}")
-    return system
+    return [Message(role="system", content=text)] if text else []
 
 
 def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Message]) -> list[Message]:
@@ -272,16 +278,23 @@ def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Me
     return plain
 
 
-def as_token_rewards(rewards: Any, num_tokens: int) -> list[float]:
-    """Check that ``_calculate_rewards`` returned one reward per token, or raise :class:`EnvError`."""
+def token_rewards(env: PlayableEnv, trajectory: Trajectory) -> list[float]:
+    """Return the per-token rewards that an environment gives for a rollout, (T,).
+
+    Raises:
+        EnvError: ``_calculate_rewards`` raised, or did not return one finite number for each token.
+    """
+    rewards: Any = call_environment(env._calculate_rewards, trajectory)
     try:
         num_given = len(cast("list[Any]", rewards)) if isinstance(rewards, list) else None
     except BaseException as error:
         raise failure_of_value("_calculate_rewards", error) from error
-    if num_given == num_tokens:
-        return cast("list[float]", rewards)
-    given = shown(cast("object", rewards)) if num_given is None else num_given
-    raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one per token, got {given}")
+    num_tokens = len(trajectory.token_ids)
+    if num_given != num_tokens:
+        given = shown(cast("object", rewards)) if num_given is None else num_given
+        raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one per token, got {given}")
+    as_number("the sum of _calculate_rewards", call_environment(sum, rewards))
+    return cast("list[float]", rewards)
 
 
 def as_hashable(name: str, value: Any) -> Hashable:

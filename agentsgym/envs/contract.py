@@ -19,21 +19,14 @@ Stepped = tuple[State, GivenReward, bool, dict[str, Any]]
 class PlayableEnv(Protocol):
     """The members of an environment that a trial uses: the contract in its shortest form.
 
-    :class:`~agentsgym.envs.base.MultistepEnv` documents the hooks, whose names start with an underscore; a trial calls
-    them in the order in which they are declared here.
+    :class:`~agentsgym.envs.base.MultistepEnv` documents the others, and the hooks, whose names start with an
+    underscore; a trial calls them in the order in which they are declared here.
 
     Attributes:
-        env_config: The validated configuration.
-        active_states: The state of each live session, by ``session_id``.
-        opponents: Who plays the roles that the agent does not (:class:`~agentsgym.envs.opponents.Opponents`), or None.
-        opponent_stream: Name of the random stream of each opponent.
         tables: The players of each live session that has opponents, by ``session_id``.
         overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
         overrides_final_reward: Whether the class overrides ``_final_reward``, so that it need not be the sum.
         overrides_score_state: Whether the class overrides ``_score_state``, so that turns are rewarded for its changes.
-        exchange_class: What plays and records the turns of a trial, a subclass of
-            :class:`~agentsgym.envs.exchange.Exchange`.
-        has_coroutines: Whether a hook is async, so that trials wait for it on the event loop.
     """
 
     overrides_step_action: ClassVar[bool]

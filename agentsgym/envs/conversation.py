@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from agentsgym.credit.components import Reward
+from agentsgym.envs.boundary import as_hashable, as_messages, call_environment
+from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, or_none
 from agentsgym.texts import shown
@@ -25,7 +27,8 @@ from agentsgym.types import Message, Turn
 logger = logging.getLogger(__name__)
 
 SUMMARIZE: Final = "summarize"
-"""The value of ``env_config["history"]``."""
+VIEWS: Final = "views"
+"""Values of ``env_config["history"]``: notes, and separate conversations of the roles that the agent plays."""
 
 DEFAULT_PROMPT: Final = (
     "Write a note of everything that matters for the rest of this conversation. You will see the note and the first "
@@ -72,12 +75,34 @@ class NotedHistory:
         return [*messages[: first + 1], messages[note], *messages[note + 1 :]]
 
 
-def as_text(messages: list[Message]) -> list[Message]:
-    """Turn results of tools into user messages, since a note precedes them instead of their calls."""
-    return [
-        Message(role="user", content=message["content"]) if message["role"] == "tool" else message
-        for message in messages
-    ]
+class Views:
+    """The conversations of an agent that plays every role; each prompt is the one of the role that moves.
+
+    An instance is the history of the record: a function from the recorded messages to those that the agent sees.
+    """
+
+    def __init__(self) -> None:
+        self._by_role: dict[Hashable, list[Message]] = {}
+        self._current: list[Message] = []
+
+    def observe(self, env: PlayableEnv, state: State, *, is_first: bool) -> list[Message]:
+        """Return the conversation of the role that moves, with its new observation; the first of an episode is new."""
+        if is_first:
+            self._by_role = {}
+        role = as_hashable("_role", call_environment(env._role, state))  # pyright: ignore[reportPrivateUsage]
+        self._current = self._by_role.setdefault(role, [])
+        step = sum(message["role"] == "assistant" for message in self._current)
+        self._current += as_messages(call_environment(env._format_prompt, state, step))  # pyright: ignore[reportPrivateUsage]
+        return [*self._current]
+
+    def act(self, text: str) -> None:
+        """Add an answer to the conversation of the role that moved."""
+        self._current.append(Message(role="assistant", content=text))
+
+    def __call__(self, messages: list[Message]) -> list[Message]:
+        """Return the system message, and the conversation of the role that moves, which was recorded last."""
+        system = [message for message in messages[:1] if message["role"] == "system"]
+        return [*system, *messages[-len(self._current) :]]
 
 
 def check_notes(config: Mapping[str, Any]) -> None:

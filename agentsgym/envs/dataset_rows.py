@@ -82,12 +82,10 @@ def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -
         ConfigError: A row belongs to another class or configuration than ``env``.
     """
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        text = shown(cast("object", rows), 3 * _MAX_SHOWN).replace(
-            "\\n", " "
-        )  # the repr of a dataset has several lines
+        text = shown(cast("object", rows), 3 * _MAX_SHOWN).replace("\\n", " ")  # a dataset's repr has several lines
         given = shortened(" ".join(text.split()), _MAX_SHOWN, tail=0)
         raise TaskError(f"{name} must be a list of task_data dicts, got {given}{_remedy_of_mapping(rows)}")
-    checked: set[tuple[str, str]] = set()
+    checked: set[str] = set()
     tasks = [_task(env, row, f"{name}[{index}]", checked) for index, row in enumerate(cast("Iterable[Any]", rows))]
     if not tasks:
         raise TaskError(f"{name} must contain at least one task, got an empty list")
@@ -104,7 +102,7 @@ def _remedy_of_mapping(rows: Any) -> str:
     return ""
 
 
-def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]) -> dict[str, Any]:
+def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[str]) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise TaskError(f"{name} must be a task_data dict or a dataset row, got {shown(row)}")
     fields = dict(cast("Mapping[str, Any]", row))
@@ -123,15 +121,14 @@ def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]
     return dict(cast("Mapping[str, Any]", task))
 
 
-def environment_key(row: DatasetRow) -> tuple[str, str]:
+def environment_key(row: DatasetRow) -> str:
     """Return a key that is equal for rows with equal classes and configurations, valid or not."""
-    config = row.get("env_config")
-    try:
-        text = json.dumps(config, sort_keys=True, default=repr)
-    except (TypeError, ValueError, RecursionError):
-        text = shown(cast("object", config), 10_000)
     path = row.get("env_class_path")
-    return shown(cast("object", ("env_type", row.get("env_type")) if path is None else path)), text
+    given = [path, row.get("env_type") if path is None else None, row.get("env_config")]
+    try:
+        return json.dumps(given, sort_keys=True, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        return shown(given, 10_000)
 
 
 def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", *, remedy: str = _REMEDY) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -23,20 +23,17 @@ from agentsgym.envs.boundary import (
     as_messages,
     as_number,
     as_reward,
-    as_step,
     call_environment,
-    failure_of_hook,
-    failure_of_value,
     is_unicode,
+    plain_str,
     rewritten_history,
-    with_plain_text,
+    stepped,
+    system_messages,
 )
 from agentsgym.envs.contract import PlayableEnv, State
-from agentsgym.envs.conversation import SUMMARIZE, Budget, Conversation, NotedHistory, as_text
-from agentsgym.envs.opponents import VIEWS, Views, system_messages
+from agentsgym.envs.conversation import SUMMARIZE, VIEWS, Budget, Conversation, NotedHistory, Views
 from agentsgym.envs.user_checks import check_info_keys
 from agentsgym.errors import AgentError, EnvError, TemplateError
-from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
@@ -112,12 +109,21 @@ class Exchange:
                 logger.warning(text, self.session_id, self.budget)
         return room
 
-    def described(self, state: State) -> tuple[Hashable, Hashable, float | None]:
-        """Return the state's key, the role that moves in it, and its potential."""
+    def turn(self, state: State, episode: int) -> Turn:
+        """Return the turn that begins with the observation of a state: its prompt, without an action."""
         key = as_hashable("_state_key", call_environment(self.env._state_key, state))
         role = as_hashable("_role", call_environment(self.env._role, state))
         potential = call_environment(self.env._potential, state)
-        return key, role, None if potential is None else as_number("_potential", potential)
+        return Turn(
+            start=0,
+            stop=0,
+            reward=0.0,
+            episode=episode,
+            state_key=None if key is None else (episode, key),
+            role=role,
+            potential=None if potential is None else as_number("_potential", potential),
+            prompt_messages=self.prompt_messages(),
+        )
 
     def prompt_messages(self) -> list[Message] | None:
         """Return the messages in the prompt; None if they are the recorded ones."""
@@ -161,27 +167,16 @@ class Exchange:
             transcript.retract()
             self._observe(messages, step)
             return
-        key, role, potential = self.described(state)
-        prompt_messages = self.prompt_messages()
-        action = yield self.request(room)
-        action, (start, stop) = self.record(action, room, reads_calls=False)
-        turn = Turn(
-            start=start,
-            stop=stop,
-            reward=0.0,
-            exact=action.token_ids is not None,
-            episode=episode,
-            message_index=len(transcript.messages) - 1,
-            state_key=None if key is None else (episode, ("note", key)),
-            role=role,
-            potential=potential,
-            prompt_start=transcript.segment_start,
-            prompt_messages=prompt_messages,
-            policy_version=action.policy_version,
-        )
+        turn = self.turn(state, episode)
+        if turn.state_key is not None:
+            _, key = cast("tuple[int, Hashable]", turn.state_key)
+            turn = dataclasses.replace(turn, state_key=(episode, ("note", key)))
+        _, turn = self.record((yield self.request(room)), turn, room, reads_calls=False)
         notes.written(len(conversation.turns))
         conversation.turns.append(turn)
-        self._observe(as_text(messages), step)
+        # Results of tools become user messages, since the note precedes them instead of their calls.
+        texts = [Message(role="user", content=one["content"]) if one["role"] == "tool" else one for one in messages]
+        self._observe(texts, step)
 
     def _observation(self, state: State, step: int) -> list[Message]:
         """Return the environment's new messages, with the system message before the first and the last before them."""
@@ -210,14 +205,14 @@ class Exchange:
         if is_first:
             conversation.prompt_length = len(conversation.transcript.token_ids)
 
-    def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
-        """Record the action; return it for the environment, with its tool calls parsed, and its token span."""
+    def record(self, action: Action, turn: Turn, room: int | None, *, reads_calls: bool = True) -> tuple[Action, Turn]:
+        """Record the action; return it for the environment, with its tool calls parsed, and its turn, not rewarded."""
         conversation = self.conversation
         chat_format = conversation.transcript.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
-            if type(action) is not Action or type(action.text) is not str:
-                action = with_plain_text(action)
+            if isinstance(action, Action) and type(action.text) is not str and isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                action = dataclasses.replace(action, text=plain_str(action.text))
             error = action_error(action, room, vocabulary_size)
         except BaseException as raised:  # the agent's answer comes from user code, too
             if is_interruption(raised):
@@ -228,17 +223,26 @@ class Exchange:
         if reads_calls:
             action = self.read(action)
         try:
-            span = conversation.transcript.act(action, room)
+            start, stop = conversation.transcript.act(action, room)
         except TemplateError as refused:
             raise AgentError(
                 f"session {self.session_id}: the agent's answer cannot be recorded: {refused}"
             ) from refused
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)
-        if conversation.transcript.was_cut:
-            text = conversation.transcript.messages[-1]["content"]
-            return dataclasses.replace(action, text=text, tool_calls=()), span
-        return action, span
+        transcript = conversation.transcript
+        turn = dataclasses.replace(
+            turn,
+            start=start,
+            stop=stop,
+            exact=action.token_ids is not None,
+            message_index=len(transcript.messages) - 1,
+            prompt_start=transcript.segment_start,
+            policy_version=action.policy_version,
+        )
+        if transcript.was_cut:
+            action = dataclasses.replace(action, text=transcript.messages[-1]["content"], tool_calls=())
+        return action, turn
 
     def read(self, action: Action) -> Action:
         """Return a valid action with its tool calls, if there are tools."""
@@ -246,23 +250,12 @@ class Exchange:
 
     def step(self, state: State, action: Action) -> Step:
         """Pass the action to the environment, and keep its next state and ``info``."""
-        env = self.env
-        name = "_step_action" if env.overrides_step_action else "_step_episode"
-        hook: Callable[..., Any] = getattr(env, name)
-        try:  # like call_environment, inlined for a shorter traceback
-            answer = awaited(hook(self.session_id, state, action if env.overrides_step_action else action.text))
-        except BaseException as error:
-            raise failure_of_hook(hook, error) from error
-        next_state, step, info = as_step(answer, name)
-        try:
-            check_info_keys(type(self.env), info)
-        except BaseException as error:
-            raise failure_of_value(name, error) from error
-        self.env.active_states[self.session_id] = next_state
+        state, step, info = stepped(self.env, self.session_id, state, action)
+        check_info_keys(type(self.env), info)
         if self._views is not None:
             self._views.act(action.text)
-        elif self.session_id in env.tables:
-            next_state, step, info = env.tables[self.session_id].follow(next_state, step, info)
+        elif self.session_id in self.env.tables:
+            _, step, info = self.env.tables[self.session_id].follow(state, step, info)
         self.conversation.info = info
         return step
 

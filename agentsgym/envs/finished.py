@@ -19,7 +19,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from agentsgym.envs.trial import Trial, token_rewards
+from agentsgym.envs.boundary import token_rewards
+from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.event_loop import agents_loop, gathered, run_coroutine
 from agentsgym.failures import describe

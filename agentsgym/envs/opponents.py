@@ -15,7 +15,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from agentsgym.agents.base import Agent, as_agent
@@ -25,13 +25,14 @@ from agentsgym.envs.boundary import (
     action_error,
     as_hashable,
     as_messages,
-    as_step,
-    as_system_prompt,
     call_environment,
+    stepped,
+    system_messages,
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Conversation
 from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
+from agentsgym.fields import is_dict, is_str
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown, strip_reasoning
 from agentsgym.tokens.calls.reader import with_calls
@@ -42,13 +43,12 @@ from agentsgym.types import Action, Message, TurnRequest
 # The hooks are private for users of an environment; opponents move through them.
 
 SELF = "self"
-VIEWS = "views"
-"""The value of ``env_config["history"]`` once the agent plays several roles in separate conversations."""
-
 MAX_CHARACTERS = 20_000
 MAX_MOVES = 1000
 MAX_STARTS = 10  # attempts to start an episode that does not end before the agent's first turn
 _registered: dict[str, Callable[..., Any]] = {}
+Player = Agent | Callable[[int], Agent]
+"""An agent, or a function that creates one for each conversation from a seed."""
 
 
 def register_player(name: str, factory: Callable[..., Any]) -> None:
@@ -75,44 +75,30 @@ def register_player(name: str, factory: Callable[..., Any]) -> None:
 
 def is_player_name(value: Any) -> bool:
     """Whether a value is a name, or names by role such as ``{"1": "random"}``."""
-    if isinstance(value, Mapping):
-        return all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value).values())
-    return isinstance(value, str)
+    return is_str(value) or (is_dict(value) and all(map(is_str, value.values())))
 
 
-@dataclass(frozen=True, slots=True)
-class SeededAgent:
-    """An agent that is created for each conversation by a factory with a ``seed`` parameter.
+def named_agent(name: str, key: str, own_names: Collection[str] = ()) -> Player:
+    """Create the agent registered under a name, or return a function that does if its factory accepts a seed.
 
-    Attributes:
-        name: The registered name, by which another process looks up the factory.
-        key: The configuration key, for error messages.
-    """
-
-    name: str
-    key: str
-
-    def made(self, seed: int) -> Agent:
-        """Create the agent.
-
-        Raises:
-            ConfigError: The name is not registered in this process.
-        """
-        return as_agent(_factory(self.name, self.key)(seed=seed))
-
-
-def named_agent(name: str, key: str, own_names: Collection[str] = ()) -> Agent | SeededAgent:
-    """Create the agent registered under a name, or return a :class:`SeededAgent` if its factory accepts a seed.
+    Args:
+        name: The name.
+        key: The key of ``env_config``, for the error.
+        own_names: The names of the environment's own players, for the error.
 
     Raises:
-        ConfigError: The name is not registered.
+        ConfigError: The name is not registered (for the function: in the process that calls it).
     """
     factory = _factory(name, key, own_names)
     try:
         takes_seed = "seed" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a function implemented in C
         takes_seed = False
-    return SeededAgent(name, key) if takes_seed else as_agent(factory())
+    return partial(_seeded_agent, name, key) if takes_seed else as_agent(factory())
+
+
+def _seeded_agent(name: str, key: str, seed: int) -> Agent:
+    return as_agent(_factory(name, key)(seed=seed))  # by its name, since not every factory can be pickled
 
 
 def _factory(name: str, key: str, own_names: Collection[str] = ()) -> Callable[..., Any]:
@@ -130,7 +116,7 @@ class AgentPlayer:
     Args:
         agent: The agent.
         session_id: The conversation's id.
-        rng: The generator that seeds each of the agent's conversations, and the agent if it is a :class:`SeededAgent`.
+        rng: The generator that seeds each of the agent's conversations, and the agent if it is created for them.
         chat_format: The tokenizer's chat format; None to exchange only text.
         tools: The JSON schemas of the tools that the agent may call.
         remembers: Whether the conversation continues from one observation to the next.
@@ -138,7 +124,7 @@ class AgentPlayer:
 
     def __init__(
         self,
-        agent: Agent | SeededAgent,
+        agent: Player,
         session_id: str,
         rng: random.Random,
         chat_format: ChatFormat | None = None,
@@ -146,13 +132,10 @@ class AgentPlayer:
         tools: Sequence[Mapping[str, Any]] = (),
         remembers: bool = True,
     ) -> None:
-        self._is_own = isinstance(agent, SeededAgent)
-        self._agent = agent.made(rng.getrandbits(63)) if isinstance(agent, SeededAgent) else agent
-        self._session_id = session_id
-        self._rng = rng
-        self._chat_format = chat_format
-        self._tools = tools
-        self._remembers = remembers
+        self._is_own = not isinstance(agent, Agent)
+        self._agent = agent if isinstance(agent, Agent) else agent(rng.getrandbits(63))
+        self._session_id, self._rng, self._chat_format = session_id, rng, chat_format
+        self._tools, self._remembers = tools, remembers
         self._begin()
 
     def _begin(self) -> None:
@@ -237,7 +220,7 @@ class Opponents:
         """The roles that the agent can play, since every other one has a player."""
         return [role for role in self.roles if all(self.player(one) is not None for one in self.roles if one != role)]
 
-    def player(self, role: Hashable) -> Agent | SeededAgent | str | None:
+    def player(self, role: Hashable) -> Player | str | None:
         """The player of a role; None if there is none."""
         return self._players.get(role, self._players.get(None))
 
@@ -264,9 +247,10 @@ class Opponents:
             f"env_config['opponent'] must name a player for every role but {agents}: got none for {_listed(missing)}"
         )
 
-    def agents(self) -> list[Agent]:
-        """The agents among the players, each once."""
-        return [*{id(one): one for one in self._players.values() if isinstance(one, Agent)}.values()]
+    def finish(self) -> None:
+        """Notify the agents among the players, each once."""
+        for agent in {id(one): one for one in self._players.values() if isinstance(one, Agent)}.values():
+            agent.finish()
 
 
 def opponents_of(env: Any, given: Any) -> Opponents | None:
@@ -305,7 +289,7 @@ def _by_role(given: Any, roles: Sequence[Hashable]) -> dict[Hashable | None, Any
     return {known[str(key)]: one for key, one in players.items()}
 
 
-def _parsed(one: Any, own_names: Collection[str]) -> Agent | SeededAgent | str:
+def _parsed(one: Any, own_names: Collection[str]) -> Player | str:
     if not isinstance(one, str):
         return as_agent(one)
     return one if one == SELF or one in own_names else named_agent(one, "env_config['opponent']", own_names)
@@ -315,27 +299,13 @@ def _listed(roles: Sequence[Hashable]) -> str:
     return ", ".join(map(shown, roles))
 
 
-def system_messages(env: PlayableEnv) -> list[Message]:
-    """Return the system message of a conversation, as a list; empty if there is none."""
-    text = env.env_config["system_prompt"]
-    if text is None:
-        text = as_system_prompt(call_environment(env._system_prompt))
-    return [Message(role="system", content=text)] if text else []
-
-
 def player_stream(rng: random.Random, name: str) -> random.Random:
     """Draw a generator for a player from that of its session."""
     return random.Random(derive_seed(name, rng.getrandbits(63)))
 
 
 class Table:
-    """The players of one session: the agent in one role, opponents in the others.
-
-    Args:
-        env: The environment.
-        session_id: The session.
-        role: The agent's role.
-    """
+    """The players of one session: the agent in one role, opponents in the others."""
 
     def __init__(self, env: PlayableEnv, session_id: str, role: Hashable) -> None:
         self._env, self._session_id, self._role = env, session_id, role
@@ -346,41 +316,29 @@ class Table:
         self._totals = Counter[Hashable]()
         self._earned: list[Reward] = []  # by the agent's role, and not yet part of a turn
 
-    def _move_of(self, role: Hashable, player: Agent | SeededAgent | str | None, rng: random.Random) -> Move:
+    def _move_of(self, role: Hashable, rng: random.Random) -> Move:
+        env, player = self._env, self._opponents.player(role)
         if isinstance(player, str):
-            return self._env._own_opponent(player, rng)
-        env = self._env
-        agent = cast("Agent | SeededAgent", player)
+            return env._own_opponent(player, rng)
         name = f"{self._session_id}/player {role}"
-        seated = AgentPlayer(agent, name, rng, env.chat_format, tools=env.tool_schemas)
+        seated = AgentPlayer(cast("Player", player), name, rng, env.chat_format, tools=env.tool_schemas)
         self._own.append(seated)
         return seated.act
 
     def begin(self, state: State, rng: random.Random) -> tuple[State, bool]:
         """Seat the opponents, and let them move until it is the agent's turn.
 
-        Args:
-            state: The initial state.
-            rng: The session's generator, from which each opponent's is drawn.
-
         Returns:
             The state, and whether the episode is over.
         """
-        for other in self._opponents.roles:
-            if other != self._role:
-                self._moves[other] = self._move_of(
-                    other, self._opponents.player(other), player_stream(rng, self._env.opponent_stream)
-                )
+        for role in self._opponents.roles:
+            if role != self._role:
+                self._moves[role] = self._move_of(role, player_stream(rng, self._env.opponent_stream))
         state, step, _ = self._until_the_agent(state, Step(), {})
         return state, step.done
 
     def follow(self, state: State, step: Step, info: dict[str, Any]) -> tuple[State, Step, dict[str, Any]]:
-        """Let the opponents move until it is the agent's turn again, or the episode is over.
-
-        Args:
-            state: The state after the agent's step.
-            step: The agent's step.
-            info: The ``info`` of that step.
+        """Let the opponents move after the agent's step until it is the agent's turn again, or the episode is over.
 
         Returns:
             The state, and the agent's step and ``info``, to which the opponents' moves added rewards of the agent's
@@ -401,20 +359,16 @@ class Table:
         found = dict(info)
         self._note(step, self._role)
         for _ in range(MAX_MOVES):
-            role = self._role if step.done else self._role_of(state)
+            role = self._role if step.done else as_hashable("_role", call_environment(self._env._role, state))
             if role == self._role:
                 return state, step, found
+            if role not in self._moves:
+                raise EnvError(f"_role must return one of {_listed([self._role, *self._moves])}, got {shown(role)}")
             state, step, latest = self._moved(role, state)
             self._note(step, role)
             found |= {key: value for key, value in latest.items() if key != "invalid"}
         state["done"] = found["truncated"] = True
         return state, step._replace(done=True, truncated=True), found
-
-    def _role_of(self, state: State) -> Hashable:
-        role = as_hashable("_role", call_environment(self._env._role, state))
-        if role != self._role and role not in self._moves:
-            raise EnvError(f"_role must return one of {_listed([self._role, *self._moves])}, got {shown(role)}")
-        return role
 
     def _moved(self, role: Hashable, state: State) -> tuple[State, Step, dict[str, Any]]:
         env = self._env
@@ -422,12 +376,7 @@ class Table:
         if not self._num_moves[role]:
             messages = [*system_messages(env), *messages]
         self._num_moves[role] += 1
-        action = call_environment(self._moves[role], messages, state)
-        given: Any = action if env.overrides_step_action else action.text
-        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
-        state, step, info = as_step(call_environment(hook, self._session_id, state, given))
-        env.active_states[self._session_id] = state
-        return state, step, info
+        return stepped(env, self._session_id, state, call_environment(self._moves[role], messages, state))
 
     def _note(self, step: Step, role: Hashable) -> None:
         """Add up the rewards of a step, a plain number as the reward of the role that moved."""
@@ -443,35 +392,5 @@ class Table:
         """Notify the agents that were created for this session that it is over; after the last session, all agents."""
         for player in self._own:
             player.finish()
-        for agent in self._opponents.agents() if is_last else ():
-            agent.finish()
-
-
-class Views:
-    """The conversations of an agent that plays every role; each prompt is the one of the role that moves.
-
-    An instance is the history of the record: a function from the recorded messages to those that the agent sees.
-    """
-
-    def __init__(self) -> None:
-        self._by_role: dict[Hashable, list[Message]] = {}
-        self._current: list[Message] = []
-
-    def observe(self, env: PlayableEnv, state: State, *, is_first: bool) -> list[Message]:
-        """Return the conversation of the role that moves, with its new observation; the first of an episode is new."""
-        if is_first:
-            self._by_role = {}
-        role = as_hashable("_role", call_environment(env._role, state))
-        self._current = self._by_role.setdefault(role, [])
-        step = sum(message["role"] == "assistant" for message in self._current)
-        self._current += as_messages(call_environment(env._format_prompt, state, step))
-        return [*self._current]
-
-    def act(self, text: str) -> None:
-        """Add an answer to the conversation of the role that moved."""
-        self._current.append(Message(role="assistant", content=text))
-
-    def __call__(self, messages: list[Message]) -> list[Message]:
-        """Return the system message, and the conversation of the role that moves, which was recorded last."""
-        system = [message for message in messages[:1] if message["role"] == "system"]
-        return [*system, *messages[-len(self._current) :]]
+        if is_last:
+            self._opponents.finish()

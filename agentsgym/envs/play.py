@@ -114,10 +114,6 @@ class TrialRounds:
             self._finished.close()
         self.pending.sort(key=lambda trial: self._trials[trial.session_id][0])
 
-    def give_up(self) -> None:
-        """Drop the pending trials."""
-        self.pending = []
-
     def _add(self, trajectory: Trajectory) -> None:
         _, trial = self._trials[trajectory.session_id]
         self._finished.add(trial.env, trajectory, may_retry=self.num_played < self._policy.max_retries)

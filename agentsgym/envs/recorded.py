@@ -7,7 +7,6 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import is_int, require
@@ -97,11 +96,7 @@ class RecordedEnv(MultistepEnv):
         if task_data.get("first") not in self._firsts:
             raise TaskError(f"first must be the index of the first rollout of a task group, got {task_data}")
 
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
+    def _not_played(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("the rollouts are recorded")
 
-    def _format_prompt(self, state: State, step: int) -> str:
-        raise NotImplementedError("the rollouts are recorded")
-
-    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
-        raise NotImplementedError("the rollouts are recorded")
+    _initialize_episode = _format_prompt = _step_episode = _not_played

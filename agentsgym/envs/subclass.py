@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -16,6 +16,7 @@ from agentsgym.envs.dataset_rows import plain_part
 from agentsgym.envs.user_checks import MAY_BE_ASYNC, check_class, is_async
 from agentsgym.errors import ConfigError
 
+_OWN_ARGUMENTS = ("tokenizer", "env_config", "config")  # the last is a name that some constructors give the second
 DATASET_METHODS = ("get_train_dataset", "get_eval_dataset")
 #: The methods that neither ``evaluate`` nor the trainer calls, with the hooks to override instead.
 _NEVER_CALLED = {
@@ -53,7 +54,7 @@ def prepare_class(env_class: type[Any], base: type[Any]) -> None:
 
 
 def given_and_valid(
-    env_class: type[Any], base: type[Any], env_config: Any, called_with: dict[str, Any] | None
+    env_class: type[Any], base: type[Any], env_config: Any, called_config: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration that the user passed to an environment, and the validated configuration.
 
@@ -61,7 +62,7 @@ def given_and_valid(
         env_class: The environment's class.
         base: The class whose constructor is running.
         env_config: The configuration passed to that constructor.
-        called_with: The configuration passed to ``env_class``, from :func:`called_config`.
+        called_config: The configuration passed to ``env_class``, from :func:`called_with`.
 
     Returns:
         The JSON values of the user's configuration, and the validated configuration, defaults filled in.
@@ -70,56 +71,43 @@ def given_and_valid(
         ConfigError: A key is unknown, or a value or a combination of the common keys is not valid.
     """
     handed = plain_part(env_config) or {}
-    added_keys = () if env_class.__init__ is base.__init__ else handed.keys() - (called_with or {}).keys()
+    added_keys = () if env_class.__init__ is base.__init__ else handed.keys() - (called_config or {}).keys()
     config = validated_config(env_class, env_config, added_keys=added_keys)
     check_trials(config)
     check_notes(config)
     check_credit(config["turn_credit"], config["token_credit"])
-    return handed if called_with is None else called_with, config
+    return handed if called_config is None else called_config, config
 
 
-def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Find the ``env_config`` that is passed to a class, by the name of its constructor's parameter.
+def called_with(
+    env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Find the configuration that is passed to a class, and the arguments that a dataset row cannot store.
 
-    If the constructor has no such parameter but forwards ``*args``, it is the second argument, as in the base class.
+    Of the arguments that a constructor forwards as ``*args``, the second is ``env_config``, as in the base class.
 
     Returns:
-        The JSON values of the configuration; None if no configuration was passed.
+        The JSON values of the configuration, None if no configuration was passed; and the names of additional
+        arguments, and of values of the configuration that are not JSON.
     """
     signature = inspect.signature(env_class.__init__)
     try:
-        given = signature.bind_partial(None, *args, **kwargs).arguments
+        given = dict(signature.bind_partial(None, *args, **kwargs).arguments)
     except TypeError:
-        return None  # the constructor will raise the same error
-    for name in ("env_config", "config"):
-        if name in signature.parameters:
-            return plain_part(given.get(name))
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    second = args[1] if len(args) > 1 and inspect.Parameter.VAR_POSITIONAL in kinds else None
-    return plain_part(kwargs.get("env_config", second))
-
-
-def unstorable_args(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Name the constructor arguments that a dataset row cannot store: additional ones, and values that are not JSON."""
-    signature = inspect.signature(env_class.__init__)
-    try:
-        bound = signature.bind_partial(None, *args, **kwargs)
-    except TypeError:
-        return []  # the constructor will raise the same error
-    (self_name, *_), given = signature.parameters, dict(bound.arguments)
-    given.pop(self_name, None)
+        return None, []  # the constructor will raise the same error
+    given.pop(next(iter(signature.parameters)), None)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             given |= given.pop(name, {})
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             given |= zip(("tokenizer", "env_config", *map(str, range(len(args)))), given.pop(name, ()), strict=False)
-        elif name in given and given[name] is parameter.default:
+        elif name not in _OWN_ARGUMENTS and name in given and given[name] is parameter.default:
             del given[name]
     passed: Any = given.get("env_config", given.get("config"))
-    config: dict[str, Any] = {**passed} if isinstance(passed, Mapping) else {}
-    not_json = sorted(config.keys() - (plain_part(config) or {}).keys(), key=str)
-    others = [name for name in given if name not in ("tokenizer", "env_config", "config")]
-    return [*(f"env_config[{name!r}]" for name in not_json), *others]
+    config = plain_part(passed)
+    not_json = [] if config is None else sorted(passed.keys() - config.keys(), key=str)
+    others = [name for name in given if name not in _OWN_ARGUMENTS]
+    return config, [*(f"env_config[{name!r}]" for name in not_json), *others]
 
 
 def build(env_class: type[Any], *args: Any) -> Any:

@@ -35,10 +35,9 @@ from agentsgym.credit.components import attribute_rewards, role_components, sum_
 from agentsgym.envs.boundary import (
     Step,
     as_messages,
-    as_number,
-    as_token_rewards,
     call_environment,
     is_unicode,
+    token_rewards,
     with_role_reward,
     without_rewards,
 )
@@ -50,7 +49,7 @@ from agentsgym.envs.user_checks import place_of_hook
 from agentsgym.errors import EnvError, EpisodeError, TemplateError
 from agentsgym.failures import FailureLog, describe
 from agentsgym.texts import shown
-from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
+from agentsgym.types import Action, Message, StopReason, Trajectory, TurnRequest
 
 # pyright: reportPrivateUsage=false
 # The hooks are private for users of an environment; trials call them.
@@ -204,46 +203,33 @@ class Trial:
         self, step: int, episode: int, scores: StateScores | None, *, is_practice: bool
     ) -> Generator[TurnRequest, Action, Step | None]:
         """Play one turn: observe, call the agent, record, step. None if the budget has no tokens left for an action."""
-        exchange, conversation = self.exchange, self.conversation
-        transcript, state = conversation.transcript, self.env.active_states[self.session_id]
+        exchange, state = self.exchange, self.env.active_states[self.session_id]
         room = yield from exchange.observe(state, step, episode)
         if isinstance(room, Step):
             return room
         if room is not None and room <= 0:
             return None
-        conversation.last_messages = []
-        key, role, potential = exchange.described(state)
-        prompt_messages = exchange.prompt_messages()
-        action = yield exchange.request(room)
-        action, (start, stop) = exchange.record(action, room)
+        self.conversation.last_messages = []
+        turn = exchange.turn(state, episode)
+        action, turn = exchange.record((yield exchange.request(room)), turn, room)
         outcome = Step()
         try:
-            outcome = with_role_reward(role, exchange.step(state, action))
+            outcome = with_role_reward(turn.role, exchange.step(state, action))
             if scores is not None:
                 outcome = scores.credited(outcome, self.env.active_states[self.session_id])
         finally:  # record the action even if the environment raises
             if is_practice:
                 outcome = without_rewards(outcome)
-            turn = Turn(
-                start=start,
-                stop=stop,
+            turn = dataclasses.replace(
+                turn,
                 reward=outcome.reward,
                 role_rewards=outcome.role_rewards,
                 components=outcome.components,
                 role_components=outcome.role_components,
                 invalid=outcome.invalid,
-                exact=action.token_ids is not None,
-                episode=episode,
-                message_index=len(transcript.messages) - 1,
-                state_key=None if key is None else (episode, key),
-                role=role,
-                potential=potential,
-                prompt_start=transcript.segment_start,
-                prompt_messages=prompt_messages,
-                policy_version=action.policy_version,
                 parent=exchange.parent,
             )
-            conversation.turns.append(turn)
+            self.conversation.turns.append(turn)
         return outcome
 
     def _last_messages(self) -> list[Message]:
@@ -307,17 +293,6 @@ class Trial:
         if turn is not None:
             parts.append(f"turn {turn}")
         return f"{', '.join(parts)} of {type(self.env).__name__}"
-
-
-def token_rewards(env: PlayableEnv, trajectory: Trajectory) -> list[float]:
-    """Return the per-token rewards that an environment gives for a rollout, (T,).
-
-    Raises:
-        EnvError: ``_calculate_rewards`` raised, or did not return one finite number for each token.
-    """
-    rewards = as_token_rewards(call_environment(env._calculate_rewards, trajectory), len(trajectory.token_ids))
-    as_number("the sum of _calculate_rewards", call_environment(sum, rewards))
-    return rewards
 
 
 _WORKER_FAILURES = FailureLog(logger)  # one log for all trials that are sent to this worker process

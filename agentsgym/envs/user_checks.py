@@ -31,20 +31,9 @@ _PLACES: Mapping[str, str] = {
     "train_dataset_size": "call get_train_dataset(size=...), whose rows are an argument of the trainer",
 }
 #: Attributes that the base's constructor sets.
-_SET_BY_BASE = frozenset(
-    (
-        "tokenizer",
-        "env_config",
-        "given_config",
-        "chat_format",
-        "_chat_format",
-        "tool_schemas",
-        "_tool_schemas",
-        "active_states",
-        "_generators",
-        "_starts",
-        "_by_hand",
-    )
+_SET_BY_BASE = (
+    *("tokenizer", "env_config", "given_config", "chat_format", "_chat_format", "tool_schemas", "_tool_schemas"),
+    *("active_states", "_generators", "_starts", "_by_hand"),
 )
 
 
@@ -87,8 +76,7 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
     defaults: Any = env_class.default_config
     require(f"{name}.default_config", defaults, is_dict, "a dict of keys of env_config")
     fields: Any = env_class.config_fields
-    if not isinstance(fields, Mapping):
-        raise ConfigError(f"{name}.config_fields must be a dict of Fields, got {shown(fields)}")
+    require(f"{name}.config_fields", fields, is_dict, "a dict of Fields")
     for key, field in cast("Mapping[Any, Any]", fields).items():
         if not isinstance(field, Field):
             example = "Field(default=3, expected='a positive int', valid=is_int(1)), from agentsgym.fields"
@@ -209,10 +197,10 @@ def check_single_stream(env: Any, caller: str) -> None:
         )
 
 
-def check_info_keys(env_class: type[Any], info: Mapping[Any, Any]) -> None:
+def check_info_keys(env_class: type[Any], info: dict[Any, Any]) -> None:
     """Warn, once per class, about misspelled keys of ``info``."""
-    for key in info:
-        if isinstance(key, str) and key not in _READ_KEYS:
+    for key in dict[Any, Any].keys(info):  # runs no code of a subclass of dict or str
+        if type(key) is str and key not in _READ_KEYS:
             _warn_of_key(env_class, key)
 
 
@@ -220,10 +208,12 @@ def place_of_hook(env_class: type[Any], sentence: str) -> str:
     """Find the definition of the hook whose name begins an error sentence.
 
     Returns:
-        File and line, as in ``"guess.py:31"``; empty if the sentence does not begin with a hook.
+        File and line, as in ``"guess.py:31"``; empty if the sentence does not begin with a hook that the class or one
+        of its own bases defines.
     """
-    name = re.match(r"_\w+|", sentence)
-    code = getattr(getattr(env_class, name[0] if name else "", None), "__code__", None)
+    name = re.match(r"\w*", sentence)
+    hook = getattr(env_class, name[0] if name else "", None)
+    code = None if getattr(hook, "__module__", None) == "agentsgym.envs.base" else getattr(hook, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 

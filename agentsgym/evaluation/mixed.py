@@ -173,7 +173,7 @@ class _RowTrials:
         self.envs: list[MultistepEnv] = []
         self.tasks: list[dict[str, Any]] = []
         self.labels: list[str] = []
-        self._built: dict[tuple[str, str], MultistepEnv] = {}
+        self._built: dict[str, MultistepEnv] = {}
         self._tokenizer, self._seed, self._limits = tokenizer, seed, limits
 
     def add_all(self, rows: Iterable[Any], num_rollouts: int) -> None:

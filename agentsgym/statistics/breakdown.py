@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from agentsgym.credit.components import amounts_of, names_of
 from agentsgym.credit.rewards import indices_by_key
@@ -77,6 +77,8 @@ class SeatOutcome:
         num_turns: Number of the role's turns.
         failed: Whether the environment or the agent failed.
         final_components: The numbers of the final reward by name; None for a plain number.
+        final_rewards: Empty, since ``final_reward`` is already that of one role; so are its numbers by name.
+        metrics: Empty, since metrics belong to the rollout, not to a role.
     """
 
     role: Hashable
@@ -86,26 +88,14 @@ class SeatOutcome:
     num_turns: int
     failed: bool
     final_components: Mapping[str, float] | None = None
+    final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float], init=False)
+    role_components: Mapping[Hashable, Mapping[str, float]] = field(default_factory=dict[Hashable, Any], init=False)
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float], init=False)
 
     @property
     def roles(self) -> Sequence[Hashable]:
         """The role, as a single entry."""
         return (self.role,)
-
-    @property
-    def final_rewards(self) -> Mapping[Hashable, float]:
-        """Empty, since ``final_reward`` is already the reward of one role."""
-        return {}
-
-    @property
-    def role_components(self) -> Mapping[Hashable, Mapping[str, float]]:
-        """Empty, for the same reason."""
-        return {}
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Empty, since metrics belong to the rollout, not to a role."""
-        return {}
 
 
 def seat_outcomes(rollout: RolloutOutcome) -> list[SeatOutcome]:

@@ -18,10 +18,12 @@ import numpy as np
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, require
+from agentsgym.statistics.breakdown import seat_outcomes
 from agentsgym.store.columns import record_from_row
 from agentsgym.store.values import from_json
+from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.index import Index
-from agentsgym.viewer.plain import entries, mean_of, number
+from agentsgym.viewer.plain import entries, mean_of, number, text_of
 from agentsgym.viewer.rollouts import TokenTexts, group_data, rollout_data
 from agentsgym.viewer.what_if import Request, WhatIf, choices, request_of, settings_as_dict, settings_of, turn_credit_of
 
@@ -40,6 +42,7 @@ _MAX_CACHED_BYTES: Final = 256 << 20  # of blocks
 _MAX_CACHED_BATCHES: Final = 64
 _PER_READ: Final = 1024  # rollouts whose tokens are in memory at the same time
 _MEANS: Final = {"advantages": "advantages", "surprisals": "logprobs", "entropies": "entropies"}
+_OUTCOME: Final = ("stop_reason", "success", "final_reward", "final_rewards")
 
 
 class Answers:
@@ -233,18 +236,18 @@ def _texts_of(value: Any) -> list[str]:
 
 
 def turn_summaries(store: RolloutStore) -> dict[str, Any]:
-    """Return each turn's reward, validity, and means over its tokens, for each rollout, (N, K).
+    """Return each turn's reward, validity, and means over its tokens, (N, K), and who won each rollout, (N,).
 
     Raises:
         StoreError: A file is missing or damaged.
     """
     found: dict[str, list[Any]] = {
-        name: [] for name in ("row", "rewards", "advantages", "surprisals", "entropies", "invalid")
+        name: [] for name in ("row", "rewards", "advantages", "surprisals", "entropies", "invalid", "won")
     }
     found["row"] += store.rows
     for begin in range(0, len(store), _PER_READ):
         part = store[begin : begin + _PER_READ]
-        table: Any = part.table(["turns", "corrections", *_MEANS.values()]).combine_chunks()
+        table: Any = part.table(["turns", "corrections", *_OUTCOME, *_MEANS.values()]).combine_chunks()
         columns = _columns(table)
         for index, corrected in enumerate(table.column("corrections").to_pylist()):
             if corrected is not None:  # the columns do not represent it exactly
@@ -261,6 +264,9 @@ def _columns(table: Any) -> dict[str, list[Any]]:
     rewards = [number(value) for value in turns.flat.field("reward").to_pylist()]
     invalid = [int(value) for value in turns.flat.field("invalid").to_pylist()]
     found: dict[str, list[Any]] = {"rewards": turns.nested(rewards), "invalid": turns.nested(invalid)}
+    roles = turns.nested(turns.flat.field("role").to_pylist())
+    outcomes = zip(roles, *(table.column(name).to_pylist() for name in _OUTCOME), strict=True)
+    found["won"] = [_won(_played(*one)) if any(one[0]) else {} for one in outcomes]
     for name, column in _MEANS.items():
         values = _Lists(table.column(column))
         owner = np.repeat(np.arange(len(turns.is_known)), np.diff(turns.offsets))
@@ -306,10 +312,32 @@ def _means(
     return found
 
 
-def _values_of(record: StoredRollout) -> dict[str, list[Any] | None]:
+def _played(
+    roles: Sequence[str | None], stop_reason: str, success: bool | None, reward: float, rewards: str
+) -> Trajectory:
+    """Return a rollout with only its roles and its outcome, from the values of their columns."""
+    turns = [Turn(start=0, stop=0, reward=0.0, role=from_json(role)) for role in roles if role is not None]
+    return Trajectory(
+        token_ids=[],
+        turns=turns,
+        messages=[],
+        final_reward=reward,
+        final_rewards=from_json(rewards),
+        stop_reason=StopReason(stop_reason),
+        info={"success": success},
+    )
+
+
+def _won(trajectory: Trajectory) -> dict[str, bool | None]:
+    """Return whether each role won, None if unknown; empty for a rollout that failed or has no roles."""
+    return {} if trajectory.failed else {text_of(seat.role): seat.success for seat in seat_outcomes(trajectory)}
+
+
+def _values_of(record: StoredRollout) -> dict[str, Any]:
     """Return the values of a rollout, computed from its trajectory."""
     turns = record.trajectory.turns
-    found: dict[str, list[Any] | None] = {
+    found: dict[str, Any] = {
+        "won": _won(record.trajectory),
         "rewards": [number(turn.reward) for turn in turns],
         "invalid": [int(turn.invalid) for turn in turns],
     }

@@ -49,7 +49,7 @@ def test_a_sound_environment_with_a_tool_gives_no_findings() -> None:
     [
         (envs.ReadsPythonsGenerator, "global-random", "_initialize_episode", "the global generator of random"),
         (envs.SeedsNumpysGenerator, "global-random", "_step_episode", "the global generator of numpy.random"),
-        (envs.IsNeverTheSame, "deterministic", "", "gave a different episode: task 0, turn 0: the prompt was"),
+        (envs.IsNeverTheSame, "deterministic", "", "gave a different episode: task 0, turn 0: the observation was"),
         (envs.CountsGames, "deterministic", "_initialize_episode", "self.num_games (in _initialize_episode)"),
         (envs.KeepsTheSecretOnItself, "state-isolation", "_initialize_episode", "when others are played concurrently"),
         (envs.SharesOneDict, "state-isolation", "_initialize_episode", "returns the same dict for two sessions"),
@@ -173,7 +173,7 @@ def test_a_tool_that_is_never_the_same_is_named_and_not_the_library() -> None:
 
     report = found(ToolEnv(tools=tick), [{"question": "What?", "seed": seed} for seed in range(4)])
     [finding] = report.errors
-    assert "the tool 'tick' returned '0' and then" in finding.text
+    assert "the observation after the call of 'tick' was '0' and then" in finding.text
     assert finding.place == f"{tick.__code__.co_filename}:{tick.__code__.co_firstlineno}"
     assert "hooks change" not in finding.text
 

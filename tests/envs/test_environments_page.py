@@ -9,13 +9,11 @@ import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentsgym.envs import opponents
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.TextArena import catalogue
 from agentsgym.envs.Tools.env import TOOL_FIELDS
@@ -66,14 +64,6 @@ def test_the_defaults_of_the_price_list_are_those_of_the_page() -> None:
     assert (config["kinds"], config["max_price"]) == (["price", "sum", "product"], 9)
     assert (len(config["goods"]), config["max_steps_per_episode"], config["tool_timeout_s"]) == (8, 6, None)
     assert PriceListEnv().max_answer == 36
-
-
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    before = dict(opponents._registered)
-    yield
-    opponents._registered.clear()
-    opponents._registered.update(before)
 
 
 def test_its_examples_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:

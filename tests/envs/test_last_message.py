@@ -171,6 +171,6 @@ def test_a_last_message_that_is_not_reproducible_is_found_by_the_contract_test()
             self.num_output += 1
             return f"Said {self.num_output} times."
 
-    with pytest.raises(ContractError, match=r"the end: the last message was 'Said 1 times\.' and then 'Said "):
+    with pytest.raises(ContractError, match=r"turn 1: the observation was 'Said 1 times\.' and then 'Said "):
         check_env(Changing(TOKENIZER), tasks=tasks(2), agent=ScriptedAgent(["2"], repeat_last=True))
     check_env(Telling(TOKENIZER), tasks=tasks(2), agent=ScriptedAgent(["2"], repeat_last=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -78,14 +78,6 @@ class Listening(Agent):
 
     def finish(self) -> None:
         self.num_finished += 1
-
-
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    before = dict(opponents._registered)
-    yield
-    opponents._registered.clear()
-    opponents._registered.update(before)
 
 
 def test_opponents_have_conversations_of_their_own_and_only_the_agents_is_recorded() -> None:

@@ -7,14 +7,13 @@ import pickle
 import random
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
 
 from agentsgym import Action, Agent, PolicyAgent, ScriptedAgent, Trajectory, evaluate, tiny_policy
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.envs import opponents
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv, register_player
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.thread_pool import EnvThreadPool
@@ -38,14 +37,6 @@ class Listening(Agent):
 
     def finish(self) -> None:
         self.num_finished += 1
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
-    before = dict(opponents._registered)
-    yield
-    opponents._registered.clear()
-    opponents._registered.update(before)
 
 
 def play(env: TextArenaEnv, moves: Sequence[str], seed: int = 1, **options: Any) -> Trajectory:
@@ -121,7 +112,7 @@ def test_more_than_two_seats_may_be_played_by_different_players() -> None:
     assert other.shown
 
 
-def test_agents_by_name_are_in_rows(registered: None) -> None:
+def test_agents_by_name_are_in_rows() -> None:
     register_player("corner", lambda: ScriptedAgent(["[0]", "[2]", "[6]", "[8]"], repeat_last=True))
     env = TextArenaEnv(env_config={**TIC_TAC_TOE, "opponent": "corner"})
     assert "[Player 1] [0]" in play(env, ["[4]", "[1]", "[7]"]).messages[2]["content"]
@@ -143,7 +134,7 @@ class Drawing(Agent):
         return f"[{self.stream.randrange(9)}]", None
 
 
-def test_a_factory_that_takes_a_seed_makes_an_agent_for_each_episode(registered: None) -> None:
+def test_a_factory_that_takes_a_seed_makes_an_agent_for_each_episode() -> None:
     Drawing.made = []
     register_player("drawing", Drawing)
     config = {"game": "TicTacToe-v0", "seat": 1, "opponent": "drawing", "errors_in_a_row": 50}

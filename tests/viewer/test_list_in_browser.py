@@ -8,8 +8,9 @@ from pathlib import Path
 
 from browsing import HOSTILE_GROUP, Opened, opened, record_of, settled
 from playwright.sync_api import Browser, Page, expect
+from stored import rollout
 
-from agentsgym import RolloutStore, StopReason
+from agentsgym import RolloutStore, StopReason, Turn
 
 
 def shown_rows(page: Page) -> list[int]:
@@ -175,6 +176,29 @@ def test_the_share_that_was_won_is_that_of_what_passes_the_filters(either: Opene
     won, reported = outcomes.count("won"), outcomes.count("won") + outcomes.count("lost")
     assert len(outcomes) > reported > won > 0  # some failed
     expect(page.locator(".count .won")).to_have_text(f"{100 * won / reported:.1f}% won ({won} of {reported})")
+
+
+def test_the_share_that_each_role_won_is_shown_where_there_are_several(browser: Browser, tmp_path: Path) -> None:
+    both = [Turn(start=0, stop=0, reward=0.0, role=role) for role in ("O", "X")]
+    with RolloutStore.writer(tmp_path / "kept") as writer:
+        for index, winner in enumerate([*"XXO", None, "X"]):
+            rewards = {role: 0.0 if winner is None else float(role == winner) for role in "XO"}
+            turns = both if index < 4 else both[1:]  # in the last one, an opponent played O
+            info = {"success": True} if winner == "X" else {}
+            played = rollout(index, 0, turns=turns, logprobs=None, final_rewards=rewards, info=info)
+            writer.add(replace(played, stop_reason=StopReason.DONE if index else StopReason.FAILED))
+    for mode in ("served", "written"):
+        with opened(browser, RolloutStore(tmp_path / "kept"), mode, tmp_path) as shown:
+            page = shown.go()
+            roles = page.locator(".count .role")
+            expect(roles).to_have_text(["O: 33.3% won (1 of 3)", "X: 50.0% won (2 of 4)"])
+            page.get_by_label("won").click()
+            expect(page.locator(".count b")).to_have_text("2")
+            expect(roles).to_have_text(["O: 0.0% won (0 of 1)", "X: 100.0% won (2 of 2)"])
+            page.get_by_label("Turns: at most").fill("1")
+            page.get_by_label("Turns: at most").press("Enter")
+            expect(page.locator(".count b")).to_have_text("1")
+            expect(roles).to_have_count(0)
 
 
 def test_the_list_shows_each_task_with_its_answer_and_its_group(browser: Browser, tmp_path: Path) -> None:

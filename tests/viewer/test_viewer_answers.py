@@ -20,6 +20,7 @@ from test_round_trip import RECORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from agentsgym import ConfigError, RolloutStore, StopReason, StoreError, Trajectory, Turn, tiny_policy
+from agentsgym.statistics.breakdown import seat_outcomes
 from agentsgym.store.columns import record_from_row, rollouts_to_table
 from agentsgym.store.records import StoredRollout
 from agentsgym.viewer.answers import Answers, turn_summaries
@@ -80,6 +81,8 @@ def test_turns_are_summed_up_as_one_would_by_hand(records: list[StoredRollout]) 
         turns = own.trajectory.turns
         assert reported["rewards"][i] == [known(turn.reward) for turn in turns]
         assert reported["invalid"][i] == [int(turn.invalid) for turn in turns]
+        seats = [] if own.trajectory.failed else seat_outcomes(own.trajectory)
+        assert [*reported["won"][i].values()] == [seat.success for seat in seats]
         for name, values, sign in (
             ("advantages", own.advantages, 1),
             ("surprisals", own.trajectory.logprobs, -1),

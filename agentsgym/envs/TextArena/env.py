@@ -13,7 +13,7 @@ from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
-from agentsgym.envs.opponents import AgentPlayer, Move, SeededAgent, is_player_name, named_agent, player_stream
+from agentsgym.envs.opponents import AgentPlayer, Move, Player, is_player_name, named_agent, player_stream
 from agentsgym.envs.TextArena import SPEC
 from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
 from agentsgym.envs.TextArena.games import GameFactory, PlayedGame, base_id, game_seed
@@ -106,7 +106,9 @@ class TextArenaEnv(MultistepEnv):
         given: Any = config["gamemaster"] if gamemaster is None else gamemaster
         if isinstance(given, str):
             given = named_agent(given, "env_config['gamemaster']")
-        self._gamemaster = given if given is None or isinstance(given, SeededAgent) else as_agent(given)
+        elif given is not None:
+            given = as_agent(given)
+        self._gamemaster: Player | None = given
         self._factory = GameFactory(
             self.game, config["game_options"], word_list=config["word_list"], has_gamemaster=given is not None
         )

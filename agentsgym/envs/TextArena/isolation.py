@@ -3,8 +3,8 @@
 The games call functions such as ``random.choice`` through the name ``random`` in their own modules. Here that name is
 replaced with a stand-in, which draws from the generator of the game that this thread is playing and otherwise forwards
 to the real module. The draws are those of the global generator after ``random.seed(seed)``, but the global state is
-neither read nor changed. Word data, the gamemaster and ``print`` are replaced in the same way; see
-:mod:`~agentsgym.envs.TextArena.isolation` and :mod:`~agentsgym.envs.TextArena.patches`.
+neither read nor changed. Word data and ``print`` are replaced in the same way, and the gamemaster in
+:mod:`~agentsgym.envs.TextArena.patches`.
 
 TextArena downloads nltk's corpora when it imports such a game, and reads its dictionary again (most of a second) for
 every game. Here nothing is downloaded, and the games of a process share one dictionary.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -61,19 +62,16 @@ class LegalAgent(Agent):
     """
 
     def __init__(self, env: MultistepEnv, *, seed: int = 0) -> None:
-        self._env = env
-        self._seed = seed
-        self._num_conversations = 0
+        self._env, self._seed = env, seed
+        self._conversations = itertools.count()
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Return a legal move for each session."""
         actions: list[Action] = []
         for request in requests:
-            player: LegalPlayer | None = request.agent_state
-            if player is None:
-                stream = random.Random(derive_seed("legal agent", self._seed, self._num_conversations))
-                self._num_conversations += 1
-                player = LegalPlayer(stream)
+            player: LegalPlayer = request.agent_state
+            if player is None:  # pyright: ignore[reportUnnecessaryComparison]  # before the first turn
+                player = LegalPlayer(random.Random(derive_seed("legal agent", self._seed, next(self._conversations))))
             game: PlayedGame = self._env.active_states[request.session_id]["game"]
             actions.append(Action(text=player.answer(request.messages[-1]["content"], game), agent_state=player))
         return actions

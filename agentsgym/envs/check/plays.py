@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import random
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.differences import first_difference
 from agentsgym.rollouts.driver import drive
 from agentsgym.texts import shown
 from agentsgym.types import Action, Message, Trajectory, TurnRequest
@@ -49,18 +49,6 @@ class _Replay(Agent):
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Return each session's next action."""
         return [next(self._left[request.session_id], Action(text="")) for request in requests]
-
-
-class Difference(NamedTuple):
-    """The first difference between two plays of the same tasks.
-
-    Attributes:
-        text: The difference, as the end of a sentence.
-        tools: The names of the tools that were called immediately before it.
-    """
-
-    text: str
-    tools: Sequence[str] = ()
 
 
 def record(
@@ -103,12 +91,23 @@ def global_seed(seed: int) -> Generator[None]:
             numpy.random.set_state(numpy_state)
 
 
-def first_difference(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Difference | None:
-    """Return the first difference between two plays of the same tasks; None if they are equal."""
+def difference_of(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[str, Sequence[str]] | None:
+    """Return the first difference between two plays of the same tasks; None if they are equal.
+
+    Returns:
+        The difference, as the end of a sentence, and the names of the tools that were called immediately before it.
+    """
     for index, (one, other) in enumerate(zip(before, after, strict=True)):
-        difference = _difference(one, other)
-        if difference is not None:
-            return difference._replace(text=f"task {index}, {difference.text}")
+        found = first_difference(one, other, continues=len(other.turns) > len(one.turns))
+        if found is not None:
+            acted = one.turns[: found.turn + (found.what != "observation")][-1:]
+            calls = [call for turn in acted for call in one.messages[turn.message_index].get("tool_calls", ())]
+            tools = [str(call["function"]["name"]) for call in calls]
+            what = f"{found.what} after the call of {tools[0]!r}" if tools else found.what
+            values = f"{shown(found.recorded, 120)} and then {shown(found.played, 120)}"
+            return f"task {index}, turn {found.turn}: the {what} was {values}", tools
+        if [turn.state_key for turn in one.turns] != [turn.state_key for turn in other.turns]:
+            return f"task {index}: the state keys of its turns were not the same", ()
     return None
 
 
@@ -124,60 +123,12 @@ def observations(trajectory: Trajectory) -> list[list[Message]]:
     return found
 
 
-def _difference(one: Trajectory, other: Trajectory) -> Difference | None:
-    num_seen = 0  # messages that are equal in both
-    for k, (old, new) in enumerate(zip(one.turns, other.turns, strict=False)):
-        seen = one.messages[num_seen : old.message_index], other.messages[num_seen : new.message_index]
-        if seen[0] != seen[1]:
-            return _prompt_difference(f"turn {k}", *seen)
-        num_seen = old.message_index
-        if not _are_equal(old.reward, new.reward):
-            names = [str(call["function"]["name"]) for call in one.messages[old.message_index].get("tool_calls", ())]
-            return Difference(f"turn {k}: the reward was {old.reward:g} and then {new.reward:g}", names)
-        if (old.invalid, old.role, old.state_key) != (new.invalid, new.role, new.state_key):
-            return Difference(f"turn {k}: whether it is valid, its role or its state key was not the same")
-    ends = [(len(each.turns), each.stop_reason.value, each.success) for each in (one, other)]
-    if ends[0] != ends[1]:
-        return Difference("the end: (turns, stop reason, success) was {} and then {}".format(*ends))
-    if not _are_equal(one.final_reward, other.final_reward):
-        return Difference(f"the end: the final reward was {one.final_reward:g} and then {other.final_reward:g}")
-    last = one.messages[num_seen:], other.messages[num_seen:]
-    text = f"the end: the last message was {_last(last[0])} and then {_last(last[1])}"
-    return None if last[0] == last[1] else Difference(text)
-
-
-def _prompt_difference(turn: str, old: Sequence[Message], new: Sequence[Message]) -> Difference:
-    pairs = zip(old, new, strict=False)
-    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    if first is None or first[0]["role"] != "tool":
-        return Difference(f"{turn}: the prompt was first {_last(old)} and then {_last(new)}")
-    name = str(first[0].get("name", ""))
-    text = f"{turn}: the tool {name!r} returned {_last(first[:1])} and then {_last(first[1:])}"
-    return Difference(text, [name])
-
-
-def _last(messages: Sequence[Message]) -> str:
-    return shown(messages[-1]["content"], 120) if messages else "nothing"
-
-
-def _are_equal(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
-
-
 _MAX_PARTS = 2000  # compared values per state; the deepest ones are skipped
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-class Start(NamedTuple):
-    """The initial state of an episode.
-
-    Attributes:
-        name: The session's id, which a state may contain and which differs between plays.
-        parts: The plain values in the state, by the path to them.
-    """
-
-    name: str
-    parts: Mapping[str, Any]
+Start = Mapping[str, Any]
+"""The plain values in the initial state of an episode, by the path to them."""
 
 
 def start_of(session_id: str, state: Any) -> Start:
@@ -201,7 +152,7 @@ def start_of(session_id: str, state: Any) -> Start:
         elif id(value) not in seen and not isinstance(value, Agent | type):
             seen.add(id(value))
             waiting.extend(_inside(place, value))
-    return Start(session_id, parts)
+    return parts
 
 
 def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -222,8 +173,8 @@ def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 def first_changed_value(before: Sequence[Start], after: Sequence[Start]) -> str | None:
     """Describe the first difference between the initial states of two plays; None if there is none."""
     for one, other in zip(before, after, strict=False):
-        for place, value in one.parts.items():
-            now = other.parts.get(place, value)
+        for place, value in one.items():
+            now = other.get(place, value)
             are_nan = value != value and now != now  # noqa: PLR0124
             if now != value and not are_nan:
                 return f"{place} was {shown(value, 60)} and then {shown(now, 60)}"

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import Start, start_of
+from agentsgym.envs.user_checks import place_of_hook
 from agentsgym.event_loop import awaited
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
@@ -28,15 +29,8 @@ _HOOKS = (
 _READERS = ("_format_prompt", "_state_key", "_role", "_potential", "_score_state")
 _TOOL_HOOK = "_call_tool"  # defined by environments with tools
 _BASE_ATTRIBUTES = {
-    "active_states",
-    "_generators",
-    "_starts",
-    "_chat_format",
-    "_tool_schemas",
-    "_processes",
-    "tables",
-    *_HOOKS,
-    _TOOL_HOOK,
+    *("active_states", "tables", "_generators", "_starts", "_chat_format", "_tool_schemas", "_processes"),
+    *(*_HOOKS, _TOOL_HOOK),
 }
 _MAX_STATE_BYTES = 100_000  # larger states are not compared
 _MAX_DEPTH, _MAX_ITEMS = 2, 20  # limits of the compared parts of an attribute
@@ -80,7 +74,7 @@ class HookProbe:
         for name in (*_HOOKS, _TOOL_HOOK):
             vars(self._env).pop(name, None)
 
-    def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "", about: str = "") -> None:
+    def add(self, check: str, hook: str, text: str, is_error: bool = True, *, place: str = "", about: str = "") -> None:
         """Record a finding, once per hook and subject.
 
         Args:
@@ -91,7 +85,7 @@ class HookProbe:
             place: File and line; by default, the hook's definition.
             about: Key that distinguishes the finding from others of this check and hook.
         """
-        place = place or (place_of(type(self._env), hook) if hook else "")
+        place = place or place_of_hook(type(self._env), hook)
         finding = Finding(check=check, severity="error" if is_error else "warning", text=text, place=place)
         self.findings.setdefault((check, hook, about), finding)
 
@@ -208,15 +202,6 @@ def place_of_tool(env: MultistepEnv, names: Sequence[str]) -> str:
     functions = {str(getattr(tool, "__name__", "")): tool for tool in tools if callable(tool)}
     codes = (getattr(functions.get(name), "__code__", None) for name in names)
     return next((f"{code.co_filename}:{code.co_firstlineno}" for code in codes if code is not None), "")
-
-
-def place_of(env_class: type[Any], hook: str) -> str:
-    """File and line where a class defines a hook; empty if it inherits the base class's."""
-    function = getattr(env_class, hook, None)
-    code = getattr(function, "__code__", None)
-    if code is None or function is getattr(MultistepEnv, hook, None):
-        return ""
-    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def global_generators() -> dict[str, Any]:

@@ -44,18 +44,18 @@ def check_task_data(task: Mapping[str, Any], name: str, add: Add) -> None:
 
 def check_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> None:
     """Find tools that the agent does not learn about: without a description, or not rendered by the chat template."""
-    names = [tool.get("function", tool).get("name", "") for tool in env.tool_schemas]
-    for name, tool in zip(names, env.tool_schemas, strict=True):
-        if not str(tool.get("function", tool).get("description") or "").strip():
+    tools: dict[str, Any] = {tool["function"]["name"]: tool["function"] for tool in env.tool_schemas}
+    for name, tool in tools.items():
+        if not tool["description"].strip():
             text = f"the tool {name!r} has no description: describe in its docstring what it does"
             add("tools", "_tools", text, False, about=name)
     tokenizer: Any = env.tokenizer
     prompted = [one for one in trajectories if one.turns and one.token_ids]
-    if tokenizer is None or not names or not prompted:
+    if tokenizer is None or not tools or not prompted:
         return
     first = prompted[0]
     prompt = tokenizer.decode(list(first.token_ids[: first.turns[0].start]))
-    missing = [name for name in names if name not in prompt]
+    missing = [name for name in tools if name not in prompt]
     if missing:
         add(
             "tools",

@@ -16,15 +16,7 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check import rules
-from agentsgym.envs.check.plays import (
-    Difference,
-    Script,
-    first_changed_value,
-    first_difference,
-    global_seed,
-    record,
-    replay,
-)
+from agentsgym.envs.check.plays import Script, difference_of, first_changed_value, global_seed, record, replay
 from agentsgym.envs.check.probe import EnvReport, HookProbe, place_of_tool
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
@@ -123,6 +115,7 @@ class _Checker:
     def __init__(self, env: MultistepEnv, agent: Agent) -> None:
         self._env, self._agent = env, agent
         self._probe = HookProbe(env)
+        self._add = self._probe.add
         self._played: list[Trajectory] = []
 
     def report(self) -> EnvReport:
@@ -191,12 +184,8 @@ class _Checker:
         with _globals(seed):
             again = replay(env, tasks, scripts)
         self._played += again
-        difference = first_difference(alone, again)
-        if difference is None:
+        if self._are_equal("deterministic", "the same task, seed and actions gave a different episode", alone, again):
             self._compare(tasks, alone, scripts, seed)
-        else:
-            text = f"the same task, seed and actions gave a different episode: {difference.text}; {_REMEDY}"
-            self._add_difference("deterministic", text, difference)
         self._probe.steps_again = True
         with self._probe, _globals(seed):
             self._played += replay(env, tasks, scripts)
@@ -239,14 +228,12 @@ class _Checker:
         with _globals(seed):
             together = replay(env, tasks, scripts, together=True)
         self._played += [*reseeded, *together]
-        difference = first_difference(alone, reseeded)
-        if difference is not None and not self._found("global-random"):
-            text = f"an episode changes when the global generators are reseeded: {difference.text}; {_REMEDY}"
-            self._add_difference("global-random", text, difference)
-        difference = first_difference(alone, together)
-        if difference is not None and not self._found("global-random"):
-            text = f"an episode changes when others are played concurrently: {difference.text}; {_REMEDY}"
-            self._add_difference("state-isolation", text, difference)
+        if not self._found("global-random"):
+            text = "an episode changes when the global generators are reseeded"
+            self._are_equal("global-random", text, alone, reseeded)
+        if not self._found("global-random"):
+            text = "an episode changes when others are played concurrently"
+            self._are_equal("state-isolation", text, alone, together)
         name = type(env).__name__
         try:
             copied = pickle.loads(pickle.dumps(env))
@@ -259,25 +246,32 @@ class _Checker:
         with _globals(seed):
             elsewhere = replay(copied, tasks, scripts)
         self._played += elsewhere
-        difference = first_difference(alone, elsewhere)
+        difference = difference_of(alone, elsewhere)
         if difference is not None:
-            text = f"a pickled copy of {name}, as in a worker process, plays a different episode: {difference.text}"
+            where, _ = difference
+            text = f"a pickled copy of {name}, as in a worker process, plays a different episode: {where}"
             self._add("pickling", "", text)
-
-    def _add(self, check: str, hook: str, text: str, is_error: bool = True, about: str = "") -> None:
-        self._probe.add(check, hook, text, is_error=is_error, about=about)
 
     def _found(self, check: str) -> bool:
         return any(known == check for known, *_ in self._probe.findings)
 
-    def _add_difference(self, check: str, text: str, difference: Difference) -> None:
-        """Add a finding at the hook that changes attributes of the environment, if any, or else at the called tool."""
+    def _are_equal(self, check: str, text: str, alone: Sequence[Trajectory], again: Sequence[Trajectory]) -> bool:
+        """Add a finding if two plays of the same actions differ, and return whether they are equal.
+
+        Its place is the hook that changes attributes of the environment, if any, or else the called tool.
+        """
+        difference = difference_of(alone, again)
+        if difference is None:
+            return True
+        where, tools = difference
+        text = f"{text}: {where}; {_REMEDY}"
         changed = self._probe.changed if check != "global-random" else {}
         if changed:
             kept = [f"self.{name} (in {hook})" for name, hook in changed.items()]
             text = f"{text}; hooks change {', '.join(kept[:3])}"
-        place = "" if changed else place_of_tool(self._env, difference.tools)
+        place = "" if changed else place_of_tool(self._env, tools)
         self._probe.add(check, next(iter(changed.values()), "_initialize_episode"), text, place=place)
+        return False
 
 
 def _first_tasks(env: MultistepEnv, tasks: Any, max_tasks: int) -> list[dict[str, Any]]:

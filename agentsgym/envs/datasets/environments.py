@@ -155,7 +155,7 @@ class Environments:
         self._template_options = {**(template_options or {})}
         self.tokenizer = tokenizer
         self._check = check
-        self._built: dict[tuple[str, str], MultistepEnv] = {}
+        self._built: dict[str, MultistepEnv] = {}
 
     def check(self, rows: Iterable[DatasetRow], name: str = "the dataset") -> None:
         """Build every environment that the rows name, and check that each can play its tasks.

@@ -283,7 +283,7 @@ class RolloutGenerator:
             with error.capturing(), self._reporting_errors(phase):
                 # The agents of all ranks may run in lockstep, so a rank without trials still joins their calls.
                 if error.first:
-                    rounds.give_up()
+                    rounds.pending.clear()
                 rounds.play(
                     self._player,
                     pool=self._pool,

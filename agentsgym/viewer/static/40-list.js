@@ -73,7 +73,8 @@ class ListView {
     data
       .turns()
       .then((turns) => {
-        this.turns = turns;
+        this.turns = this.filters.turns = turns;
+        this.filters.summarize(this.places);
         this.limit = percentile(
           turns.rewards.flat().map((value) => Math.abs(numberOf(value))),
           0.98,

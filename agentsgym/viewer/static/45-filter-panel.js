@@ -67,9 +67,25 @@ class FilterPanel {
       el("b", {}, grouped(shown)),
       shown === this.list.size && size === total ? " rollouts" : ` of ${all} rollouts`,
       isFiltered(this.given) ? button("link", () => go(noFilters()), {}, "clear") : null,
-      judged ? el("span.note.won", {}, `${((100 * won) / judged).toFixed(1)}% won (${grouped(won)} of ${grouped(judged)})`) : null,
+      judged ? el("span.note.won", {}, shareWon(won, judged)) : null,
+      this.wonByRole(places).map(([role, won, played]) => el("span.note.role", {}, `${role}: ${shareWon(won, played)}`)),
       note ? el("span.note.faint", {}, note) : null,
     );
+  }
+
+  /** Each role with the numbers of rollouts that it won and played, as `agentsgym eval` counts; none with one role. */
+  wonByRole(places) {
+    const counts = new Map();
+    for (const place of places) {
+      const results = this.turns?.won[this.turns.places.get(this.list.columns.row[place])] ?? {};
+      for (const role in results) {
+        const [won, played, isKnown] = counts.get(role) ?? [0, 0, false];
+        counts.set(role, [won + (results[role] === true), played + 1, isKnown || results[role] !== null]);
+      }
+    }
+    const roles = [...counts.keys()].filter((role) => counts.get(role)[2]);
+    roles.sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+    return roles.length > 1 ? roles.map((role) => [role, ...counts.get(role)]) : [];
   }
 
   chip(name) {
@@ -118,6 +134,10 @@ class FilterPanel {
         : el("span.word", { title: value }, value === UNKNOWN ? "unknown" : value || "(empty)");
     return el("label.choice", {}, box, label, el("span.size", {}, grouped(size)), bar);
   }
+}
+
+function shareWon(won, number) {
+  return `${((100 * won) / number).toFixed(1)}% won (${grouped(won)} of ${grouped(number)})`;
 }
 
 /** Two fields, and a small histogram of the rollouts that pass the other filters. */
