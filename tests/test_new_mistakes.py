@@ -43,10 +43,12 @@ def policy() -> Any:
 
 def trainer(model: Any = None, **given: Any) -> Any:
     own, tokenizer = policy()
+    return trainer_of(own if model is None else model, Guess(tokenizer), **given)
+
+
+def trainer_of(model: Any, env: MultistepEnv, **given: Any) -> Any:
     args = GRPOEnvConfig(output_dir="never", report_to="none", use_cpu=True, per_device_train_batch_size=8)
-    return agentsgym.GRPOEnvTrainer(
-        own if model is None else model, Guess(tokenizer), args, Dataset.from_list([{"task_data": {}}]), **given
-    )
+    return agentsgym.GRPOEnvTrainer(model, env, args, Dataset.from_list([{"task_data": {}}]), **given)
 
 
 def frozen() -> Any:
@@ -157,6 +159,52 @@ def test_an_agent_may_change_the_list_that_it_gets() -> None:
 
     [rollout] = Guess().rollout([{}], Changes())
     assert [message["content"] for message in rollout.messages] == ["go", "4"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_league_that_is_only_half_of_what_it_must_be_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    class Duel(Guess):
+        roles = ("X", "O")
+
+        def _role(self, state: Any) -> str:
+            return "X"
+
+    league = League({"scripted": ScriptedAgent(["go"])})
+    trainer(callbacks=[league])
+    assert "the League in callbacks plays no role" in caplog.text
+    caplog.clear()
+    model, tokenizer = policy()
+    for callbacks in ([], [league]):
+        env = Duel(tokenizer, opponent=league)
+        trainer_of(model, env, callbacks=callbacks)
+        assert ("gets neither copies nor results" in caplog.text) == (not callbacks)
+        caplog.clear()
+
+
+class Inserts(agentsgym.Agent):
+    def act(self, requests: Any) -> Any:
+        for request in requests:
+            request.messages.insert(0, {"role": "system", "content": "Be clever"})
+        return [agentsgym.Action(text="4") for _ in requests]
+
+
+class Generates(agentsgym.Agent):
+    """Returns what a model's generate() returns."""
+
+    def act(self, requests: Any) -> Any:
+        return [agentsgym.Action(text="go", token_ids=[*one.token_ids, *one.token_ids[:1]]) for one in requests]
+
+
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        (Inserts(), "the agent changed request.messages"),
+        (Generates(), "must be those of the answer alone, but they begin with the prompt"),
+    ],
+)
+def test_an_agent_that_would_spoil_the_record_fails(agent: agentsgym.Agent, sentence: str) -> None:
+    [rollout] = Guess(policy()[1], {"system_prompt": "go " * 8}).rollout([{}], agent)
+    assert sentence in str(rollout.error)
 
 
 def test_a_folder_above_a_store_or_a_model_is_named(tmp_path: Path) -> None:

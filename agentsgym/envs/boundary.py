@@ -76,8 +76,8 @@ def plain_str(text: str) -> str:
     return text if type(text) is str else str.__str__(text)
 
 
-def action_error(action: Any, max_tokens: int | None, vocabulary_size: float) -> str:
-    """Describe why an agent's answer cannot be recorded; empty if it can."""
+def action_error(action: Any, max_tokens: int | None, vocabulary_size: float, *, prompt: Sequence[int] = ()) -> str:
+    """Describe why an agent's answer to a prompt cannot be recorded; empty if it can."""
     if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return f"an agent must return an Action, got {shown(action)}"
     if type(action.policy_version) is not int and action.policy_version is not None:
@@ -87,6 +87,9 @@ def action_error(action: Any, max_tokens: int | None, vocabulary_size: float) ->
     if action.token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
     error = _ids_error(action.token_ids, vocabulary_size)
+    # an answer may begin with a shorter prompt by chance
+    if not error and len(prompt) >= 8 and [*action.token_ids[: len(prompt)]] == prompt:
+        error = "an Action's token_ids must be those of the answer alone, but they begin with the prompt"
     if not error and max_tokens is not None and len(action.token_ids) > max_tokens:
         error = f"the action has {len(action.token_ids)} tokens, more than this turn's limit of {max_tokens}"
     if not error and action.logprobs is not None:

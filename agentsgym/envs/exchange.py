@@ -213,7 +213,7 @@ class Exchange:
         try:
             if isinstance(action, Action) and type(action.text) is not str and isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 action = dataclasses.replace(action, text=plain_str(action.text))
-            error = action_error(action, room, vocabulary_size)
+            error = action_error(action, room, vocabulary_size, prompt=conversation.transcript.token_ids)
         except BaseException as raised:  # the agent's answer comes from user code, too
             if is_interruption(raised):
                 raise

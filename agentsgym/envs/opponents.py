@@ -224,6 +224,11 @@ class Opponents:
         """The player of a role; None if there is none."""
         return self._players.get(role, self._players.get(None))
 
+    @property
+    def players(self) -> list[Player | str]:
+        """Who plays the roles."""
+        return [*self._players.values()]
+
     def names(self, role: Hashable) -> bool:
         """Whether a player was given for this very role."""
         return role in self._players

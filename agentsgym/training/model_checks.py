@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.environments import Environments
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import shown
+from agentsgym.training.selection.league import League
 from agentsgym.training.validation import check_environment
 from agentsgym.training.zero import check_config
 
@@ -215,6 +216,16 @@ def check_env(env: Any) -> None:
         raise ConfigError(f"env must be a MultistepEnv or None, got {shown(env)}{remedy}")
     if env is not None and env.tokenizer is None:
         raise ConfigError("env has no tokenizer: build it with the policy's, as in Env(tokenizer, env_config)")
+
+
+def check_leagues(env: MultistepEnv | None, callbacks: Sequence[Any]) -> None:
+    """Warn about a league that is only one of the two that it must be, the opponent and a callback."""
+    players = [] if env is None or env.opponents is None else env.opponents.players
+    for league in (one for one in (*players, *callbacks) if isinstance(one, League)):
+        if env is not None and all(one is not league for one in players):
+            logger.warning("the League in callbacks plays no role: pass it to the environment as opponent, too")
+        if all(one is not league for one in callbacks):
+            logger.warning("the League that is the opponent gets neither copies nor results: pass it in callbacks, too")
 
 
 def check_datasets(train: Any, evaluation: Any) -> None:

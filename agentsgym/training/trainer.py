@@ -38,6 +38,7 @@ from agentsgym.training.model_checks import (
     build_environments,
     check_datasets,
     check_env,
+    check_leagues,
     check_model,
     check_objects,
     check_parts,
@@ -152,6 +153,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         check_objects(
             curriculum=curriculum, distillation=distillation, demonstrations=demonstrations, callbacks=callbacks
         )
+        check_leagues(env, callbacks or ())
         check_model(model, args, peft_config)
         with naming_vllm_extra(args):
             super().__init__(
