@@ -29,6 +29,7 @@ from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_trans
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.runs import check_unused, held, supersede, training_runs
+from agentsgym.training.model_checks import check_vllm
 from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -103,7 +104,9 @@ class TrainingRun:
 
         Raises:
             ConfigError: vLLM would sample from 4-bit weights, or the folder holds a run that is not resumed.
+            MissingDependencyError: The settings use vLLM, which is not installed.
         """
+        check_vllm(args)
         self.model: Any  # with adapters, a PeftModel
         self.model, self.tokenizer = policy
         self.args = args

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.agents.policy.loading import LOADING_ERRORS, limit_threads, why_not_loaded
+from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.players import anchors_of, has_random_player, random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
+from agentsgym.fields import is_int
 from agentsgym.recipes.environments import Worlds
 from agentsgym.recipes.from_values import imitation_values, model_settings, training_settings
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
@@ -282,7 +283,7 @@ def _check_tiny(sizes: Mapping[str, Any]) -> None:
     for name, value in sizes.items():
         if name not in known:
             raise PlacedError(("tiny", name), f"is unknown{did_you_mean(name, known)}")
-        if type(value) is not int:
+        if not is_int()(value):
             raise PlacedError(("tiny", name), f"must be a whole number, got {shown(value)}")
 
 
@@ -329,10 +330,7 @@ def _loaded_policy(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     beside = recipe.folder / recipe.model
     source = str(beside) if beside.is_dir() else recipe.model
     with _in_section("model"):
-        try:
-            return load_policy(source, models, trust_remote_code=args.trust_remote_code)
-        except LOADING_ERRORS as error:
-            raise ConfigError(why_not_loaded(source, error)) from error
+        return load_policy(source, models, trust_remote_code=args.trust_remote_code)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from agentsgym.training.settings import (
     options_in,
     role_weights_in,
     setting,
+    types_of,
     urls_in,
     weights_in,
 )
@@ -132,7 +133,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        check_given(self)
+        check_given(self, types_of(GRPOEnvConfig))
         check_launch(self)
         has_accelerator = torch.accelerator.is_available() and not self.use_cpu
         if self.bf16 is None and not self.fp16 and not has_accelerator:

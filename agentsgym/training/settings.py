@@ -6,12 +6,16 @@ Values derived from them are in :mod:`agentsgym.training.config`, whose ``GRPOEn
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from math import isnan
+from numbers import Integral, Real
+from os import PathLike
+from types import MappingProxyType, NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Final, Self, Union, cast, get_args, get_origin, get_type_hints
 
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
@@ -20,6 +24,7 @@ from agentsgym.failures import RETRY_SEEDS
 from agentsgym.fields import (
     Check,
     Field,
+    is_bool,
     is_fraction,
     is_int,
     is_number,
@@ -100,6 +105,45 @@ def foreign_checks(owner: str) -> Generator[None]:
     except (AttributeError, LookupError, ArithmeticError, ImportError, OSError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {sentence_of(error)}"
         raise ConfigError(f"TRL cannot create {owner} from these values ({reason})") from error
+
+
+# Types wider than the hints, which allow one type per setting for the command line.
+_WIDER: Final[dict[str, Any]] = {
+    **dict.fromkeys(("resume_from_checkpoint", "fsdp", "scale_rewards"), bool | str | None),
+    "observation_loss_weight": float | str | dict[str, float],
+}
+_KINDS: Final[Mapping[Any, tuple[str, Check]]] = MappingProxyType({
+    bool: ("true or false", is_bool),
+    int: ("a whole number", lambda value: not isinstance(value, bool) and isinstance(value, Integral)),
+    float: ("a number", lambda value: not isinstance(value, bool) and isinstance(value, Real) and not isnan(value)),
+    str: ("a string", lambda value: isinstance(value, str | PathLike) or callable(value)),
+    NoneType: ("null", lambda value: value is None),
+})  # fmt: skip
+
+
+def types_of(settings: type[Any]) -> dict[str, Any]:
+    """Return the type of each setting of a dataclass, by name, for :func:`problem_of`."""
+    return get_type_hints(settings) | _WIDER
+
+
+def problem_of(value: Any, setting: dataclasses.Field[Any], hint: Any) -> str:
+    """Return why a setting cannot have a value, as the end of a sentence that begins with its name; empty if it can.
+
+    Args:
+        value: The value.
+        setting: The setting, which may have a check.
+        hint: Its type, which is checked otherwise if it consists of bools, numbers, strings and None.
+    """
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"must be a number of at most 63 bits, got {shown(value)}"
+    check: Field | None = setting.metadata.get("check")
+    if check is None:
+        wanted = {*get_args(hint)} if get_origin(hint) in {Union, UnionType} else {hint}
+        kinds = [one for kind, one in _KINDS.items() if kind in wanted]
+        if len(kinds) < len(wanted) or any(is_kind(value) for _, is_kind in kinds):
+            return ""
+        return f"must be {' or '.join(words for words, _ in kinds)}, got {shown(value)}"
+    return "" if check.valid(value) else f"must be {check.expected}, got {shown(value)}"
 
 
 def number_in(value: Any) -> Any:

@@ -17,7 +17,16 @@ from number_games import GuessNumber
 from transformers import AutoModelForCausalLM
 
 import agentsgym
-from agentsgym import ConfigError, LearningCurve, PolicyAgent, RolloutStore, TrainingRun, evaluate, tiny_policy
+from agentsgym import (
+    ConfigError,
+    LearningCurve,
+    MissingDependencyError,
+    PolicyAgent,
+    RolloutStore,
+    TrainingRun,
+    evaluate,
+    tiny_policy,
+)
 from agentsgym.envs import PriceListEnv, TwentyQuestionsEnv
 from agentsgym.envs.PriceList import ReferencePlayer
 from agentsgym.envs.TwentyQuestions import ImitationPlayer
@@ -304,10 +313,18 @@ def test_what_the_embedded_policy_cannot_read_is_reported_before_anything_is_pla
             {"environments": [{"class": "Gymnasium:Taxi-v4"}]},
             r"warm_start\.player cannot be 'imitation': .* no demonstrator",
         ),
-        ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: cannot be loaded from 'no/such/folder'"),
-        ({"model": "smolm2", "tiny": {}}, r"cannot be loaded from 'smolm2' \(no such folder; did you mean 'smollm2'"),
+        ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: no model can be loaded from 'no/such/folder'"),
+        ({"model": "smolm2", "tiny": {}}, r"can be loaded from 'smolm2' \(no such folder; did you mean 'smollm2'"),
         ({"training": {"save_strategy": False}}, r"training\.save_strategy must be a name, but YAML reads no"),
         ({"training": {"max_steps": 16**70}}, r"training\.max_steps must be a number of at most 63 bits"),
+        ({"evaluation": {"num_tasks": 16**70}}, r"evaluation\.num_tasks must be a positive int"),
+        ({"num_train_tasks": 16**70}, r"num_train_tasks must be a positive int"),
+        ({"tiny": {"num_layers": 16**70}}, r"tiny\.num_layers must be a whole number"),
+        ({"environments": [{**GAME, "dataset": {"size": 16**70}}]}, r"size must be a positive int"),
+        (
+            {"environments": [{**GAME, "env_config": {"max_steps_per_episode": 16**70}}]},
+            r"env_config\['max_steps_per_episode'\] must be a positive int",
+        ),
         ({"training": {"output_dir": "$HOME/x"}}, r"training\.output_dir must be a folder without ~ or variables"),
         ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),
@@ -330,6 +347,12 @@ def test_what_cannot_be_used_is_named_before_anything_is_played(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         agentsgym.train(recipe(tmp_path, **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_vllm_is_named_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependencyError, match=r"'vllm' is not installed.*pip install 'agentsgym\[vllm\]'"):
+        agentsgym.train(recipe(tmp_path, training={**recipe(tmp_path)["training"], "use_vllm": True}))
     assert not (tmp_path / "out").exists()
 
 

@@ -6,8 +6,9 @@ import ast
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from games import settings
@@ -17,6 +18,8 @@ from trl import GRPOConfig, TrlParser
 from agentsgym import ConfigError, EnvThreadPool, GRPOEnvConfig
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
+from agentsgym.recipes.from_values import checked_values
+from agentsgym.training.settings import types_of
 from agentsgym.training.tensors.importance import ImportanceCorrection
 from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
 
@@ -103,6 +106,56 @@ def test_an_impossible_value_is_named(name: str, expected: str, tmp_path: Path) 
     for value in accepted:
         along = next((more for key, more in ALONG.items() if key == (name, value)), ALONG_ANY.get(name, {}))
         assert getattr(settings(tmp_path, **{name: value}, **along), name) == value
+
+
+TYPES = {name: hint for name, hint in types_of(GRPOEnvConfig).items() if name not in CHECKS}
+ONE_TYPE = {name: hint for name, hint in TYPES.items() if {hint, *get_args(hint)} & {bool, int, float}}
+del ONE_TYPE["observation_loss_weight"]  # or a dict
+
+
+@pytest.mark.parametrize("wrong", ["abc", [1], {"a": 1}, 10**70, -(10**70), float("nan")])
+def test_a_number_or_a_bool_has_its_type_in_python_too(wrong: Any, tmp_path: Path) -> None:
+    assert len(ONE_TYPE) > 80
+    for name, hint in ONE_TYPE.items():
+        if wrong == "abc" and str in get_args(hint):
+            continue
+        with pytest.raises(ConfigError, match=rf"^GRPOEnvConfig\.{name} must be ") as refusal:
+            settings(tmp_path, **{name: wrong})
+        assert str(refusal.value).endswith(f", got {wrong!r}")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "expected"),
+    [
+        ("learning_rate", "1e-4", "a number"),
+        ("max_steps", "3", "a whole number"),
+        ("max_steps", 1e3, "a whole number"),
+        ("max_steps", True, "a whole number"),
+        ("use_vllm", "no", "true or false"),
+        ("output_dir", 3, "a string or null"),
+        ("seed", 10**70, "a number of at most 63 bits"),
+    ],
+)
+def test_the_type_is_named(name: str, wrong: Any, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        GRPOEnvConfig(**{"output_dir": str(tmp_path), name: wrong})
+    assert str(refusal.value) == f"GRPOEnvConfig.{name} must be {expected}, got {wrong!r}"
+
+
+def test_the_types_in_a_file_are_those_in_python() -> None:
+    for weight in (0.05, "0.05", {"tool": 0.05}):
+        assert checked_values(GRPOEnvConfig, {"observation_loss_weight": weight}) == {"observation_loss_weight": weight}
+    assert checked_values(GRPOEnvConfig, {"learning_rate": "1e-4", "scale_rewards": True}) == {
+        "learning_rate": 1e-4,
+        "scale_rewards": True,
+    }
+    with pytest.raises(ConfigError, match=r"^learning_rate must be a number, got 'abc'"):
+        checked_values(GRPOEnvConfig, {"learning_rate": "abc"})
+
+
+def test_numbers_of_numpy_are_numbers_and_paths_are_strings(tmp_path: Path) -> None:
+    args = GRPOEnvConfig(output_dir=tmp_path, learning_rate=np.float32(0.5), max_steps=np.int64(3), use_cpu=True)
+    assert (args.learning_rate, args.max_steps, args.output_dir) == (0.5, 3, str(tmp_path))
 
 
 # What a value needs beside it so that it is not refused for another reason.

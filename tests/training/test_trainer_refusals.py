@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,42 @@ def test_kl_without_a_reference_to_load_is_refused(tmp_path: Path) -> None:
 def test_a_missing_vllm_is_installed_by_the_extra_of_this_project(tmp_path: Path) -> None:
     with pytest.raises(MissingDependencyError, match=r"'vllm' is not installed.*pip install 'agentsgym\[vllm\]'"):
         trainer_of(tmp_path, use_vllm=True, vllm_mode="server")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("tiny", r"'tiny' \(no such folder; .*: pass tiny_policy"),
+        ("smolm2", r"'smolm2' \(no such folder; did you mean 'smollm2'\?\): "),
+        ("runs/of/mine/model", r"'runs/of/mine/model' \(no such folder; .*, nor can it be a name on the Hub"),
+    ],
+)
+def test_a_name_without_a_model_is_refused(name: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^no model can be loaded from {complaint}"):
+        built(tmp_path, model=name)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        (
+            "pytorch_model.bin",
+            pickle.dumps({"weight": Path()}, protocol=2),
+            "its weights are damaged, or a pickle that could run",
+        ),
+        ("model.safetensors", b"0123456789", "Error while deserializing header"),
+    ],
+)
+def test_weights_that_are_no_tensors_are_refused(file: str, content: bytes, complaint: str, tmp_path: Path) -> None:
+    model, tokenizer = policy()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    (tmp_path / "model" / file).write_bytes(content)
+    folder = str(tmp_path / "model")
+    for load in (partial(loading.load_policy, folder), partial(built, tmp_path / "out", model=folder)):
+        with pytest.raises(ConfigError, match=f"^no model can be loaded from '{folder}': {complaint}"):
+            load()
 
 
 def test_evaluation_batches_that_would_cut_a_group_apart_are_refused(tmp_path: Path) -> None:
