@@ -201,6 +201,15 @@ def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_pa
         assert (args.truncation, args.truncation_penalty) == ("penalize", penalty)
 
 
+def test_the_help_of_a_setting_is_what_its_class_documents() -> None:
+    own = {one.name for one in dataclasses.fields(GRPOEnvConfig)} - {one.name for one in dataclasses.fields(GRPOConfig)}
+    described = {one.name: dict(one.metadata).get("help") for one in dataclasses.fields(GRPOEnvConfig)}
+    assert described["max_turn_tokens"] == "Token budget of one turn."
+    assert described["env_pool"].startswith('Executor of the environments: None for the training process, "threads"')
+    assert not [name for name in own if not described[name] or "`" in described[name]]
+    assert "Token budget of one turn. (default: 256)" in HfArgumentParser((GRPOEnvConfig,)).format_help()
+
+
 def test_no_more_settings_are_added_to_trls_than_a_person_can_look_through() -> None:
     own = {one.name for one in dataclasses.fields(GRPOEnvConfig)} - {one.name for one in dataclasses.fields(GRPOConfig)}
     assert len(own) <= 27
