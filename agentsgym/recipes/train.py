@@ -7,18 +7,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.agents.policy.loading import limit_threads
-from agentsgym.envs.players import anchors_of, has_random_player, random_player
+from agentsgym.envs.players import anchors_of, has_random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
 from agentsgym.fields import is_int
@@ -40,10 +37,6 @@ if TYPE_CHECKING:
     from agentsgym.statistics.metrics import Evaluation
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
-
-_NUM_READ = 64  # tasks played to find words for which the tiny policy has no token
-
-logger = logging.getLogger(__name__)
 
 
 def train(
@@ -156,8 +149,6 @@ class PreparedRun:
 
     def _execute(self) -> TrainingRun:
         try:
-            if self.recipe.model == "tiny" and self.run.is_main:
-                self.warn_of_unknown_words()
             self.evaluate_references()
             if self.recipe.warm_start is not None and self.recipe.model != "tiny":
                 self.evaluate("untrained")
@@ -172,23 +163,6 @@ class PreparedRun:
 
     def _write_summary(self) -> None:
         self.run.write_summary(configuration=as_values(self.recipe))
-
-    def warn_of_unknown_words(self) -> None:
-        """Play some tasks at random, and warn about words for which the tiny policy has no token."""
-        for world in self.worlds:
-            for env, tasks in _played_envs(world, self.worlds):
-                num_words, unknown = _unknown_words(self.run.tokenizer, env, tasks, self.run.args.seed)
-                if unknown:
-                    logger.warning(
-                        "the tokenizer of the 'tiny' model has no token for %d of %d words seen in %s over %d tasks, "
-                        "such as %s: add them to the environment's vocabulary_texts(), or set 'model' to one whose "
-                        "tokenizer has them",
-                        sum(unknown.values()),
-                        num_words,
-                        world.label,
-                        min(len(tasks), _NUM_READ),
-                        ", ".join(shown(word) for word, _ in unknown.most_common(5)),
-                    )
 
     def evaluate_references(self) -> None:
         """Evaluate the environments' random and reference players, if there are any."""
@@ -305,25 +279,6 @@ def _played_envs(world: World, worlds: Worlds) -> Iterator[tuple[MultistepEnv, S
     yield world.env, worlds.train[world.label]
     if world.eval_env is not world.env:
         yield world.eval_env, worlds.eval[world.label]
-
-
-def _unknown_words(
-    tokenizer: Any, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], seed: int
-) -> tuple[int, Counter[str]]:
-    """Count the words in an environment's messages, and those for which a tokenizer has no token."""
-    player = random_player(env, seed) if has_random_player(type(env)) else ExploringAgent(seed=seed)
-    sample = tasks[:: max(1, len(tasks) // _NUM_READ)][:_NUM_READ]
-    num_words, unknown = 0, Counter[str]()
-    for trajectory in env.rollout(sample, player, max_concurrent=_NUM_READ):
-        for message in trajectory.messages:
-            if message["role"] != "assistant":
-                text = message["content"]
-                encoded = tokenizer(text, return_offsets_mapping=True)
-                num_words += len(encoded["input_ids"])
-                for token_id, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-                    if token_id == tokenizer.unk_token_id:
-                        unknown[text[start:stop].strip()] += 1
-    return num_words, unknown
 
 
 def _loaded_policy(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:

@@ -13,7 +13,6 @@ import pytest
 import recipe_ranks
 import yaml
 from launch import launch
-from number_games import GuessNumber
 from transformers import AutoModelForCausalLM
 
 import agentsgym
@@ -269,33 +268,6 @@ def test_the_number_of_steps_changes_neither_tasks_nor_demonstrations(tmp_path: 
     [tasks] = {str(one.worlds.train) for one in runs}
     assert tasks.count("'seed'") == 50
     assert all(one.run.tokenizer.get_vocab() == runs[0].run.tokenizer.get_vocab() for one in runs)
-
-
-class Fields(GuessNumber):
-    """Each task has a word that no other task has."""
-
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return f"{super()._format_prompt(state, step)} field{state['secret']}"
-
-    def get_train_dataset(self, size: int = 600) -> list[dict[str, Any]]:
-        return [{"seed": seed, "secret": seed} for seed in range(size)]
-
-    get_eval_dataset = get_train_dataset
-
-
-@pytest.mark.parametrize(("size", "is_warned_of"), [(256, False), (600, True)])
-def test_what_the_embedded_policy_cannot_read_is_reported_before_anything_is_played(
-    size: int, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    part = {"class": Fields, "dataset": {"size": size}}
-    changes = {"environments": [part, PRICES], "warm_start": None, "num_train_tasks": 600}
-    training = {**recipe(tmp_path)["training"], "max_steps": 300}
-    course = prepare(recipe(tmp_path, training=training, **changes))
-    with caplog.at_level("WARNING", logger="agentsgym"):
-        course.warn_of_unknown_words()
-    warned = [record.getMessage() for record in caplog.records]
-    assert len(warned) == is_warned_of
-    assert all("words seen in Fields over 64 tasks, such as 'field" in message for message in warned)
 
 
 @pytest.mark.parametrize(
