@@ -16,16 +16,7 @@ from launch import launch
 from transformers import AutoModelForCausalLM
 
 import agentsgym
-from agentsgym import (
-    ConfigError,
-    LearningCurve,
-    MissingDependencyError,
-    PolicyAgent,
-    RolloutStore,
-    TrainingRun,
-    evaluate,
-    tiny_policy,
-)
+from agentsgym import ConfigError, LearningCurve, PolicyAgent, RolloutStore, TrainingRun, evaluate, tiny_policy
 from agentsgym.envs import PriceListEnv, TwentyQuestionsEnv
 from agentsgym.envs.PriceList import ReferencePlayer
 from agentsgym.envs.TwentyQuestions import ImitationPlayer
@@ -323,7 +314,7 @@ def test_what_cannot_be_used_is_named_before_anything_is_played(
 
 
 def test_a_missing_vllm_is_named_before_anything_is_played(tmp_path: Path) -> None:
-    with pytest.raises(MissingDependencyError, match=r"'vllm' is not installed.*pip install 'agentsgym\[vllm\]'"):
+    with pytest.raises(agentsgym.MissingDependencyError, match=r"'vllm' is not installed.*'agentsgym\[vllm\]'"):
         agentsgym.train(recipe(tmp_path, training={**recipe(tmp_path)["training"], "use_vllm": True}))
     assert not (tmp_path / "out").exists()
 

@@ -37,16 +37,6 @@ def test_another_tokenizer_than_the_saved_one_is_refused(tmp_path: Path, caplog:
     assert caplog.text.count("another chat template") == 1
 
 
-class Processor(ProcessorMixin):
-    """Of text alone."""
-
-    attributes = ("tokenizer",)
-    tokenizer_class = "AutoTokenizer"
-
-    def __init__(self, tokenizer: Any, **options: Any) -> None:
-        super().__init__(tokenizer, **options)
-
-
 def test_added_tokens_need_rows_and_a_processor_stands_for_its_tokenizer(tmp_path: Path) -> None:
     model, tokenizer = tiny_policy(["low high", *map(str, range(10))], hidden_size=16, num_heads=2)
     model.save_pretrained(tmp_path / "model")
@@ -54,6 +44,10 @@ def test_added_tokens_need_rows_and_a_processor_stands_for_its_tokenizer(tmp_pat
     longer = AutoTokenizer.from_pretrained(tmp_path / "model")
     longer.add_tokens(["<note>", "</note>"])
     other = tiny_policy(["high", *map(str, range(5))], hidden_size=16, num_heads=2)[1]
+
+    class Processor(ProcessorMixin):
+        def __init__(self, tokenizer: Any, **options: Any) -> None:
+            super().__init__(tokenizer, **options)
 
     def build(own: Any, *, num_rows: int) -> None:
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
