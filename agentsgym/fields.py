@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -31,19 +30,14 @@ class Field:
     expected: str
 
 
-def is_int(low: int) -> Check:
-    """Make a check that accepts ints of at least ``low``, but not ``True`` or ``False``."""
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
+def is_int(low: int = -(2**63)) -> Check:
+    """Make a check that accepts 64-bit ints of at least ``low``, but not ``True`` or ``False``."""
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
 
 
 def is_number(low: float = -math.inf) -> Check:
     """Make a check that accepts finite numbers of at least ``low``."""
-    return lambda value: (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max  # math.isfinite raises for larger ints
-        and value >= low
-    )
+    return lambda value: (is_int()(value) or isinstance(value, float)) and math.isfinite(value) and value >= low
 
 
 def is_positive_number(value: Any) -> bool:
@@ -58,7 +52,7 @@ def is_seconds(value: Any) -> bool:
 
 def is_fraction(value: Any) -> bool:
     """Accept numbers in [0, 1]."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    return is_number(0)(value) and value <= 1
 
 
 def is_bool(value: Any) -> bool:

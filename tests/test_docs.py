@@ -19,6 +19,7 @@ from trl import ModelConfig
 
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.datasets.environments import find
+from agentsgym.recipes.from_values import training_settings
 from agentsgym.recipes.recipe import read_recipe
 from agentsgym.training.config import GRPOEnvConfig
 
@@ -105,7 +106,7 @@ def test_the_configuration_of_the_page_about_settings_is_valid() -> None:
     page = (ROOT / "docs" / "settings-that-work.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     recipe = read_recipe(yaml.safe_load(text))
-    args = GRPOEnvConfig(output_dir="outputs", **recipe.training)
+    args = training_settings(recipe.training, output_dir="outputs")
     assert cast("int", args.generation_batch_size) // args.num_generations == 8
     assert ModelConfig(**recipe.model_settings).lora_target_modules == "all-linear"
 

@@ -8,12 +8,12 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
 
 
-@pytest.mark.parametrize("value", [1, 0.001, 1e300])
+@pytest.mark.parametrize("value", [1, 0.001, 1e300, 2**63 - 1])
 def test_a_positive_number_is_above_zero(value: Any) -> None:
     assert is_positive_number(value)
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -1, True, "1", None, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0, 0.0, -1, True, "1", None, float("nan"), float("inf"), 2**63, 10**400])
 def test_what_is_no_positive_number(value: Any) -> None:
     assert not is_positive_number(value)
 

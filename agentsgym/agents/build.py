@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.policy.sampling import SamplingParams
 from agentsgym.agents.policy.sharded import policy_agent_type
@@ -18,28 +18,10 @@ if TYPE_CHECKING:
     from agentsgym.agents.policy.agent import PolicyAgent
 
 
-class SamplingSettings(Protocol):
-    """Sampling settings: fields of ``GRPOEnvConfig``, most of them from TRL."""
-
-    use_vllm: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float | None
-    repetition_penalty: float
-    ds3_gather_for_generation: bool
-    max_staleness: int  # this setting and vllm_server_urls are not in TRL's GRPOConfig
-
-    @property
-    def vllm_server_urls(self) -> Sequence[str]:
-        """Base URLs of vLLM servers; empty to use TRL's host and port."""
-        ...
-
-
 def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
-    args: SamplingSettings,
+    args: Any,
     accelerator: Accelerator,
     vllm_generation: Any,
     *,
@@ -51,7 +33,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     Args:
         model: The model in training, unwrapped.
         tokenizer: The model's tokenizer.
-        args: The sampling settings.
+        args: The trainer's settings, a ``GRPOEnvConfig``.
         accelerator: The trainer's accelerator.
         vllm_generation: TRL's engine if the settings use vLLM, otherwise None.
         max_turn_tokens: Token budget per turn.

@@ -14,9 +14,9 @@ from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.envs.datasets.naming import NamedEnv
 from agentsgym.envs.players import random_player, reference_player
-from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.errors import did_you_mean
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
@@ -134,7 +134,7 @@ def read_script(path: Path) -> list[str]:
         raise UsageError(f"the script {path} cannot be read: {error}") from error
     try:
         actions: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.splitlines()
     if not isinstance(actions, list):  # "7" is an action, not a list
         return text.splitlines()
@@ -198,10 +198,7 @@ def tokenizer_of(source: str | None) -> Any:
         return None
     from agentsgym.agents.policy.loading import load_tokenizer  # noqa: PLC0415
 
-    try:
-        return load_tokenizer(source)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--tokenizer: cannot load {source!r}: {sentence_of(error, 200)}") from error
+    return load_tokenizer(source)
 
 
 def quiet_transformers() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,12 +12,10 @@ import torch
 from trl import ModelConfig, SFTConfig, TrlParser
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Field
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.removed import REMOVED
-from agentsgym.texts import shown
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.settings import foreign_checks, number_in
+from agentsgym.training.settings import foreign_checks, number_in, problem_of, types_of
 
 
 @dataclass
@@ -117,11 +113,6 @@ def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
             raise ConfigError(f"{prefix}{one.name} has no effect without {prefix}use_peft: set it to true")
 
 
-# Types wider than the hints, which allow one type per setting for the command line.
-_WIDER: dict[str, Any] = dict.fromkeys(("resume_from_checkpoint", "fsdp"), bool | str | None)
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-
-
 def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvConfig:
     """Build the trainer's settings, with the defaults of a training script.
 
@@ -151,45 +142,18 @@ def model_settings(values: Mapping[str, Any]) -> ModelConfig:
 def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Check names and types; a number that YAML parses as text, such as 1e-3, is converted."""
     known = {one.name: one for one in dataclasses.fields(settings) if one.init}
-    hints = typing.get_type_hints(settings) | _WIDER
+    types = types_of(settings)
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             raise PlacedError((name,), f"is unknown{did_you_mean(name, known)}")
         if isinstance(value, bool) and name.endswith("_strategy"):
             raise PlacedError((name,), f"must be a name, but YAML reads no and off as {value}: write it in quotes")
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise PlacedError((name,), f"must be a number of at most 63 bits, got {shown(value)}")
-        check: Field | None = known[name].metadata.get("check")  # in our settings, which may accept more than the type
-        if check is None:
-            checked[name] = _converted(value, hints[name], name)
-            continue
-        valid = [one for one in (value, number_in(value)) if check.valid(one)]
-        if not valid:
-            raise PlacedError((name,), f"must be {check.expected}, got {shown(value)}")
-        checked[name] = valid[0]
+        problem = problem_of(value, known[name], types[name])
+        checked[name] = number_in(value) if problem else value
+        if problem and problem_of(checked[name], known[name], types[name]):
+            raise PlacedError((name,), problem)
     return checked
 
 
 imitation_values = partial(checked_values, SFTConfig)
-
-
-def _converted(value: Any, hint: Any, name: str) -> Any:
-    """Check a value against a type hint of bools, numbers and strings; the settings check other types themselves."""
-    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    kinds = typing.get_args(hint) if is_union else (hint,)
-    if isinstance(value, str) and float in kinds and str not in kinds:
-        try:
-            return float(value)
-        except ValueError:
-            pass  # the error below is clearer
-    wanted = {*kinds} - {type(None)}
-    if not wanted <= _WORDS.keys() or (value is None and type(None) in kinds):
-        return value
-    if type(value) in wanted or (type(value) is int and float in wanted):
-        return value
-    if wanted == {str} and callable(value):
-        return value  # a user's estimator
-    expected = [words for kind, words in _WORDS.items() if kind in wanted]
-    expected += ["null"] if type(None) in kinds else []
-    raise PlacedError((name,), f"must be {' or '.join(expected)}, got {shown(value)}")

@@ -30,6 +30,7 @@ from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_trans
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.runs import claim, new_run_name
+from agentsgym.training.model_checks import check_vllm
 from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -106,7 +107,9 @@ class TrainingRun:
 
         Raises:
             ConfigError: vLLM would sample from 4-bit weights, or a folder holds a run that is not resumed.
+            MissingDependencyError: The settings use vLLM, which is not installed.
         """
+        check_vllm(args)
         is_pair: Check = lambda value: isinstance(value, tuple) and len(cast("Any", value)) == 2  # noqa: E731
         require("TrainingRun(policy)", policy, is_pair, "a model and its tokenizer, as tiny_policy(…) returns")
         self.model: Any  # with adapters, a PeftModel

@@ -7,20 +7,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.agents.policy.loading import LOADING_ERRORS, limit_threads, why_not_loaded
-from agentsgym.envs.players import anchors_of, has_random_player, random_player
+from agentsgym.agents.policy.loading import limit_threads
+from agentsgym.envs.players import anchors_of, has_random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
+from agentsgym.fields import is_int
 from agentsgym.recipes.environments import Worlds
 from agentsgym.recipes.from_values import imitation_values, model_settings, training_settings
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
@@ -39,10 +37,6 @@ if TYPE_CHECKING:
     from agentsgym.statistics.metrics import Evaluation
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
-
-_NUM_READ = 64  # tasks played to find words for which the tiny policy has no token
-
-logger = logging.getLogger(__name__)
 
 
 def train(
@@ -151,8 +145,6 @@ class PreparedRun:
         """
         with held(self.run.output) if self.run.is_main else nullcontext():
             try:
-                if self.recipe.model == "tiny" and self.run.is_main:
-                    self.warn_of_unknown_words()
                 self.evaluate_references()
                 if self.recipe.warm_start is not None and self.recipe.model != "tiny":
                     self.evaluate("untrained")
@@ -167,23 +159,6 @@ class PreparedRun:
 
     def _write_summary(self) -> None:
         self.run.write_summary(configuration=as_values(self.recipe))
-
-    def warn_of_unknown_words(self) -> None:
-        """Play some tasks at random, and warn about words for which the tiny policy has no token."""
-        for world in self.worlds:
-            for env, tasks in _played_envs(world, self.worlds):
-                num_words, unknown = _unknown_words(self.run.tokenizer, env, tasks, self.run.args.seed)
-                if unknown:
-                    logger.warning(
-                        "the tokenizer of the 'tiny' model has no token for %d of %d words seen in %s over %d tasks, "
-                        "such as %s: add them to the environment's vocabulary_texts(), or set 'model' to one whose "
-                        "tokenizer has them",
-                        sum(unknown.values()),
-                        num_words,
-                        world.label,
-                        min(len(tasks), _NUM_READ),
-                        ", ".join(shown(word) for word, _ in unknown.most_common(5)),
-                    )
 
     def evaluate_references(self) -> None:
         """Evaluate the environments' random and reference players, if there are any."""
@@ -273,7 +248,7 @@ def _check_tiny(sizes: Mapping[str, Any]) -> None:
     for name, value in sizes.items():
         if name not in known:
             raise PlacedError(("tiny", name), f"is unknown{did_you_mean(name, known)}")
-        if type(value) is not int:
+        if not is_int()(value):
             raise PlacedError(("tiny", name), f"must be a whole number, got {shown(value)}")
 
 
@@ -297,33 +272,11 @@ def _played_envs(world: World, worlds: Worlds) -> Iterator[tuple[MultistepEnv, S
         yield world.eval_env, worlds.eval[world.label]
 
 
-def _unknown_words(
-    tokenizer: Any, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], seed: int
-) -> tuple[int, Counter[str]]:
-    """Count the words in an environment's messages, and those for which a tokenizer has no token."""
-    player = random_player(env, seed) if has_random_player(type(env)) else ExploringAgent(seed=seed)
-    sample = tasks[:: max(1, len(tasks) // _NUM_READ)][:_NUM_READ]
-    num_words, unknown = 0, Counter[str]()
-    for trajectory in env.rollout(sample, player, max_concurrent=_NUM_READ):
-        for message in trajectory.messages:
-            if message["role"] != "assistant":
-                text = message["content"]
-                encoded = tokenizer(text, return_offsets_mapping=True)
-                num_words += len(encoded["input_ids"])
-                for token_id, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-                    if token_id == tokenizer.unk_token_id:
-                        unknown[text[start:stop].strip()] += 1
-    return num_words, unknown
-
-
 def _loaded_policy(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     beside = recipe.folder / recipe.model
     source = str(beside) if beside.is_dir() else recipe.model
     with _in_section("model"):
-        try:
-            return load_policy(source, models, trust_remote_code=args.trust_remote_code)
-        except LOADING_ERRORS as error:
-            raise ConfigError(why_not_loaded(source, error)) from error
+        return load_policy(source, models, trust_remote_code=args.trust_remote_code)
 
 
 @contextmanager

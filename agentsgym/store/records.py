@@ -117,7 +117,7 @@ class StoredRollout:
 
 
 def _is_int64(value: Any) -> bool:
-    return is_int(-(2**63))(value) and value < 2**63
+    return is_int()(value)
 
 
 def _are_texts(value: Any) -> bool:

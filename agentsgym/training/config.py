@@ -32,8 +32,10 @@ from agentsgym.training.settings import (
     options_in,
     role_weights_in,
     setting,
+    types_of,
     urls_in,
     weights_in,
+    with_help,
 )
 from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
@@ -56,16 +58,19 @@ _TRLS_BOUNDS: Final = (None, 3.0)  # TRL's bounds of the importance ratio with v
 _NUM_ENV_WORKERS: Final = 8
 
 
+@with_help
 @dataclass
 class GRPOEnvConfig(EnvSettings, GRPOConfig):
     """TRL's ``GRPOConfig`` with the settings of multi-turn training, :class:`~agentsgym.training.settings.EnvSettings`.
 
-    Fields of TRL that matter most here: ``num_generations`` (rollouts per task), ``max_completion_length`` (everything
-    after the first prompt, observations included), ``scale_rewards`` (applied within the estimator's groups),
-    ``loss_type``, ``beta``, ``num_iterations``, ``steps_per_generation``. Without an accelerator ``bf16`` and
-    ``gradient_checkpointing``, on by default in TRL, are off unless they are set.
+    Fields of TRL that matter most here: ``num_generations`` (rollouts per task), ``max_completion_length``,
+    ``scale_rewards`` (applied within the estimator's groups), ``loss_type``, ``beta``, ``num_iterations``,
+    ``steps_per_generation``. Without an accelerator ``bf16``, on by default in TRL, is off unless it is set.
 
     Attributes:
+        max_completion_length: Token budget of everything after the first prompt, observations included.
+        gradient_checkpointing: Whether to trade compute for memory; by default only with an accelerator.
+        dataloader_pin_memory: Whether to pin memory; by default only with an accelerator.
         vllm_importance_sampling_correction: Whether to apply importance weights because the sampler, vLLM or another,
             differs from the trained model; None to do so only with vLLM or ``max_staleness``.
         vllm_importance_sampling_mode: Importance weight of the correction, one of
@@ -86,53 +91,29 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     """
 
     # TRL's settings with other defaults.
-    max_completion_length: int | None = setting(
-        4096, "Token budget of everything after the first prompt, observations included.", "a positive int", is_int(1)
-    )
-    gradient_checkpointing: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # TRL narrowed it
-        default=None, metadata={"help": "Trade compute for memory; by default only with an accelerator."}
-    )
-    dataloader_pin_memory: bool | None = field(
-        default=None, metadata={"help": "Pin memory; by default only with an accelerator."}
-    )
-    vllm_importance_sampling_correction: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None, metadata={"help": "Correct for the sampler; by default only with vLLM or max_staleness."}
-    )
+    max_completion_length: int | None = setting(4096, "a positive int", is_int(1))
+    gradient_checkpointing: bool | None = field(default=None)  # pyright: ignore[reportIncompatibleVariableOverride]
+    dataloader_pin_memory: bool | None = field(default=None)
+    vllm_importance_sampling_correction: bool | None = field(default=None)  # pyright: ignore[reportIncompatibleVariableOverride]
     # TRL's default, the ratio of a whole episode, would mask nearly every long episode.
-    vllm_importance_sampling_mode: str = choice(
-        "token_truncate",
-        "Importance weight of the correction, as in TRL; the token modes weight each token by its own ratio.",
-        tuple(CORRECTIONS),
-    )
+    vllm_importance_sampling_mode: str = choice(CORRECTIONS)
     vllm_importance_sampling_clip_min: float | None = setting(
-        None, "Lower bound of the ratio; by default the mode's.", "a non-negative number or None", or_none(is_number(0))
+        None, "a non-negative number or None", or_none(is_number(0))
     )
     vllm_importance_sampling_clip_max: float | None = setting(
-        None,
-        "Upper bound of the ratio; by default the mode's.",
-        "a positive number or None",
-        or_none(lambda value: value == math.inf or is_positive_number(value)),
+        None, "a positive number or None", or_none(lambda value: value == math.inf or is_positive_number(value))
     )
     vllm_server_base_url: URLs | None = setting(  # pyright: ignore[reportIncompatibleVariableOverride]  # noqa: RUF009
         None,
-        "Base URL of a vLLM server, or several, comma-separated.",
         "a URL that begins with http:// or https://, several distinct ones (a list or comma-separated), or None",
         or_none(are_urls),
     )
-    reward_weights: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Weights of named rewards, by name, as JSON; 1 by default."}
-    )
-    multi_objective_aggregation: str = choice(
-        "sum_then_normalize",
-        "Whether to add up named rewards, or the advantages of each: 'sum_then_normalize' or 'normalize_then_sum'.",
-        OBJECTIVE_AGGREGATIONS,
-    )
-    use_cache: bool = field(
-        default=True, metadata={"help": "Whether the trained model's configuration enables its cache."}
-    )
+    reward_weights: dict[str, Any] | str | None = field(default=None)
+    multi_objective_aggregation: str = choice(OBJECTIVE_AGGREGATIONS)
+    use_cache: bool = field(default=True)
 
     def __post_init__(self) -> None:
-        check_given(self)
+        check_given(self, types_of(GRPOEnvConfig))
         check_launch(self)
         has_accelerator = torch.accelerator.is_available() and not self.use_cpu
         if self.bf16 is None and not self.fp16 and not has_accelerator:

@@ -8,19 +8,21 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, str_to_bool  # pyright: ignore[reportUnknownVariableType]
 from datasets import IterableDataset
+from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoConfig
 
 from agentsgym.agents.build import refuse_prompt_learning
-from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
+from agentsgym.agents.policy.loading import naming_the_model, warn_of_slow_bfloat16
 from agentsgym.agents.policy.model import shared_vocabulary_size
+from agentsgym.agents.policy.packaged import converted
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.environments import Environments
@@ -58,9 +60,13 @@ _OBJECTS = {
 
 
 def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
-    """Raise :class:`ConfigError` for an adapter that is not supported, or a reference model that is missing."""
+    """Raise :class:`ConfigError` for a model or an adapter that cannot be used, or a missing reference model."""
     if isinstance(model, tuple):
         raise ConfigError("model must be a model or a path, got a tuple: write model, tokenizer = tiny_policy(…) first")
+    if isinstance(model, str):
+        own = cast("dict[str, Any]", args.model_init_kwargs or {})
+        with naming_the_model(model):
+            AutoConfig.from_pretrained(converted(model), **{"trust_remote_code": args.trust_remote_code, **own})
     if isinstance(peft_config, Mapping):
         raise ConfigError("peft_config must be a configuration of PEFT, got a dict: pass LoraConfig(**peft_config)")
     adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
@@ -75,14 +81,22 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
 
 
 @contextmanager
-def naming_vllm_extra(args: GRPOEnvConfig) -> Generator[None]:
-    """Raise :class:`MissingDependencyError` instead of TRL's error, whose extra has other versions of vLLM."""
+def naming_causes(model: Any, args: GRPOEnvConfig) -> Generator[None]:
+    """Raise this package's errors for a missing vLLM, of which TRL's extra has other versions, and damaged weights."""
     try:
         yield
-    except ImportError as error:
-        if args.use_vllm and find_spec("vllm") is None:
-            raise MissingDependencyError("vllm", "vllm") from error
+    except ImportError:
+        check_vllm(args)
         raise
+    except (UnpicklingError, SafetensorError):
+        with naming_the_model(str(model)):
+            raise
+
+
+def check_vllm(args: GRPOEnvConfig) -> None:
+    """Raise :class:`MissingDependencyError` if the settings use vLLM but it is not installed."""
+    if args.use_vllm and find_spec("vllm") is None:
+        raise MissingDependencyError("vllm", "vllm")
 
 
 def check_sharding(args: GRPOEnvConfig) -> None:
@@ -100,28 +114,6 @@ def check_sharding(args: GRPOEnvConfig) -> None:
         )
 
 
-def _check_saved_tokenizer(folder: str, tokenizer: Any) -> None:
-    """Compare a tokenizer with the one in the model's folder, if there is one; tokens may have been added at the end.
-
-    Raises:
-        ConfigError: Tokens or special tokens have other ids.
-    """
-    if not (Path(folder) / "tokenizer.json").is_file():
-        return
-    saved: Any = AutoTokenizer.from_pretrained(folder)
-    known, own = saved.get_vocab(), tokenizer.get_vocab()
-    differing = [token for token, number in known.items() if own.get(token) != number]
-    special = [name for name in ("bos_token_id", "eos_token_id") if getattr(saved, name) != getattr(tokenizer, name)]
-    if differing or special:
-        what = f"the token {shown(differing[0])}" if differing else special[0]
-        raise ConfigError(
-            f"the tokenizer must be the one that the model has in {folder}, but {what} has another id in it: pass that "
-            "folder's tokenizer to the environment"
-        )
-    if saved.chat_template != tokenizer.chat_template:
-        logger.warning("the tokenizer has another chat template than the one in %s", folder)
-
-
 def check_parts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -135,7 +127,7 @@ def check_parts(
 
     Args:
         model: The model in training.
-        tokenizer: Its tokenizer, all of whose ids the model must have.
+        tokenizer: Its tokenizer.
         args: The settings.
         accelerator: Knows how the ranks hold the weights, which must be a supported way for any agent.
         has_aux_loss: Whether a mixture of experts' auxiliary loss is added to the loss.
@@ -155,7 +147,6 @@ def check_parts(
             )
         check_config(args, accelerator.state.deepspeed_plugin)  # pyright: ignore[reportUnknownMemberType]
     shared_vocabulary_size(model, tokenizer)
-    _check_saved_tokenizer(str(getattr(model.config, "_name_or_path", "") or ""), tokenizer)
     _check_precision(model, is_autocast=bool(args.bf16))
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(

@@ -6,12 +6,17 @@ Values derived from them are in :mod:`agentsgym.training.config`, whose ``GRPOEn
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-from collections.abc import Generator, Mapping, Sequence
+import re
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from math import isnan
+from numbers import Integral, Real
+from os import PathLike
+from types import MappingProxyType, NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
@@ -21,6 +26,7 @@ from agentsgym.failures import RETRY_SEEDS
 from agentsgym.fields import (
     Check,
     Field,
+    is_bool,
     is_fraction,
     is_int,
     is_number,
@@ -52,6 +58,7 @@ GROUPS: Final[Mapping[str, str]] = MappingProxyType({
 """The groups of metrics, and what each holds. ``GRPOEnvConfig.log_metrics`` chooses among them."""
 
 ALL_GROUPS: Final = "all"
+SettingsT = TypeVar("SettingsT")
 
 # A command line has one type for each setting, which is the one used at run time.
 if TYPE_CHECKING:
@@ -70,23 +77,32 @@ class _Metadata(dict[str, Any]):
     """Metadata of a field; only the help is copied, since ``HfArgumentParser`` passes the copy to argparse."""
 
     def copy(self) -> dict[str, Any]:
-        return {"help": self["help"]}
+        return {"help": self.get("help")}
 
     def keys(self) -> Any:  # for ``dict(field.metadata)``
         return self.copy().keys()
 
 
-def setting(default: Any, help: str, expected: str, valid: Check) -> Any:  # argparse's word
+def setting(default: Any, expected: str, valid: Check) -> Any:
     """Declare a checked setting; ``expected`` ends the sentence "must be …"."""
-    check = Field(default=default, expected=expected, valid=valid)
-    return field(default=default, metadata=_Metadata(help=help, check=check))
+    return field(default=default, metadata=_Metadata(check=Field(default=default, expected=expected, valid=valid)))
 
 
-def choice(default: str | None, help: str, choices: Sequence[str | None]) -> Any:
-    """Declare a setting with a fixed set of values."""
+def choice(choices: Iterable[str | None]) -> Any:
+    """Declare a setting with a fixed set of values, the first of which is the default."""
     names = [*choices]
     valid: Check = lambda value: or_none(is_str)(value) and value in names  # noqa: E731
-    return setting(default, help, "one of " + ", ".join(map(repr, names)), valid)
+    return setting(names[0], "one of " + ", ".join(map(repr, names)), valid)
+
+
+def with_help(settings: type[SettingsT]) -> type[SettingsT]:
+    """Describe the settings on a command line as the docstring of their class does."""
+    for one in dataclasses.fields(cast("Any", settings)):
+        found = re.search(rf"^ {{8}}{one.name}: (.*(?:\n {{12}}.*)*)", settings.__doc__ or "", re.MULTILINE)
+        if found:
+            plain = re.sub(r"(:\w+:)?`+~?([^`]*)`+", r"\2", " ".join(found[1].split()))
+            one.metadata = MappingProxyType(_Metadata(one.metadata.items(), help=plain))
+    return settings
 
 
 @contextmanager
@@ -101,6 +117,45 @@ def foreign_checks(owner: str) -> Generator[None]:
     except (AttributeError, LookupError, ArithmeticError, ImportError, OSError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {sentence_of(error)}"
         raise ConfigError(f"TRL cannot create {owner} from these values ({reason})") from error
+
+
+# Types wider than the hints, which allow one type per setting for the command line.
+_WIDER: Final[dict[str, Any]] = {
+    **dict.fromkeys(("resume_from_checkpoint", "fsdp", "scale_rewards"), bool | str | None),
+    "observation_loss_weight": float | str | dict[str, float],
+}
+_KINDS: Final[Mapping[Any, tuple[str, Check]]] = MappingProxyType({
+    bool: ("true or false", is_bool),
+    int: ("a whole number", lambda value: not isinstance(value, bool) and isinstance(value, Integral)),
+    float: ("a number", lambda value: not isinstance(value, bool) and isinstance(value, Real) and not isnan(value)),
+    str: ("a string", lambda value: isinstance(value, str | PathLike) or callable(value)),
+    NoneType: ("null", lambda value: value is None),
+})  # fmt: skip
+
+
+def types_of(settings: type[Any]) -> dict[str, Any]:
+    """Return the type of each setting of a dataclass, by name, for :func:`problem_of`."""
+    return get_type_hints(settings) | _WIDER
+
+
+def problem_of(value: Any, setting: dataclasses.Field[Any], hint: Any) -> str:
+    """Return why a setting cannot have a value, as the end of a sentence that begins with its name; empty if it can.
+
+    Args:
+        value: The value.
+        setting: The setting, which may have a check.
+        hint: Its type, which is checked otherwise if it consists of bools, numbers, strings and None.
+    """
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"must be a number of at most 63 bits, got {shown(value)}"
+    check: Field | None = setting.metadata.get("check")
+    if check is None:
+        wanted = {*get_args(hint)} if get_origin(hint) in {Union, UnionType} else {hint}
+        kinds = [one for kind, one in _KINDS.items() if kind in wanted]
+        if len(kinds) < len(wanted) or any(is_kind(value) for _, is_kind in kinds):
+            return ""
+        return f"must be {' or '.join(words for words, _ in kinds)}, got {shown(value)}"
+    return "" if check.valid(value) else f"must be {check.expected}, got {shown(value)}"
 
 
 def number_in(value: Any) -> Any:
@@ -179,6 +234,7 @@ def are_urls(value: Any) -> bool:
 _SECONDS: Final = ("a positive number or None", or_none(is_seconds))
 
 
+@with_help
 @dataclass
 class EnvSettings:
     """The settings of multi-turn training that TRL's ``GRPOConfig`` does not have.
@@ -188,7 +244,7 @@ class EnvSettings:
             signature.
         estimator_kwargs: Options of that function, and for every estimator ``potential_weight``, the weight of
             potential-based shaping by the environment's ``_potential``. A dict, or JSON from a command line.
-        discount: γ over turns, in [0, 1].
+        discount: Discount over turns, γ, in [0, 1].
         layout: Conversion of rollouts to rows: ``"trajectory"`` for one row per rollout; ``"turn"`` for one row per
             stretch in which history was only appended to, which supports rewritten histories.
         loss_aggregation: Unit that the loss averages over, instead of the loss type's: ``"token"``, ``"turn"``,
@@ -249,89 +305,45 @@ class EnvSettings:
         check_options(given, *cls.__mro__[:-1])
         return super().__new__(cls)
 
-    advantage_estimator: str = field(
-        default="return_to_go",
-        metadata={"help": "Estimator of advantages from rewards: return_to_go, grpo, rloo, gigpo, rebn, ..."},
-    )
+    advantage_estimator: str = field(default="return_to_go")
     # Typed like TRL's settings: a str is JSON from a command line.
-    estimator_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Options of the estimator, by name, and potential_weight, as JSON."}
-    )
-    discount: float = setting(1.0, "Discount over turns, in [0, 1].", "a number in [0, 1]", is_fraction)
-    layout: str = choice("trajectory", "Rows per rollout: 'trajectory' (one) or 'turn'.", tuple(LAYOUTS))
-    loss_aggregation: str | None = choice(
-        None, "Unit that the loss averages over; by default that of loss_type.", (None, *AGGREGATIONS)
-    )
-    invalid_turns: str = choice(
-        "keep", "Treatment of invalid turns: 'keep', 'mask' or 'mask_rollout'.", tuple(INVALID_TURN_MODES)
-    )
+    estimator_kwargs: dict[str, Any] | str | None = field(default=None)
+    discount: float = setting(1.0, "a number in [0, 1]", is_fraction)
+    layout: str = choice(LAYOUTS)
+    loss_aggregation: str | None = choice((None, *AGGREGATIONS))
+    invalid_turns: str = choice(INVALID_TURN_MODES)
     truncated_rollouts: Treatment = setting(  # noqa: RUF009  # it makes a field
         "keep",
-        "Treatment of rollouts ended by a budget: 'keep', 'mask' or the penalty to subtract.",
         "'keep', 'mask' or a penalty to subtract, a non-negative number",
         lambda value: value in ("keep", "mask") or is_number(0)(number_in(value)),
     )
-    zero_variance_groups: str = choice(
-        "keep",
-        "Treatment of task groups with equal rewards: 'keep', 'drop' or 'resample'.",
-        ("keep", "drop", "resample"),
-    )
-    min_group_size: int = setting(1, "Minimum size of a task group.", "a positive int", is_int(1))
-    value_head: str | None = choice(None, "Value head: 'shared' or 'separate'.", (None, "shared", "separate"))
-    value_head_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Options of the value head, learning_rate and loss_weight, as JSON."}
-    )
-    observation_loss_weight: RoleWeights = field(
-        default=0.0,
-        metadata={"help": "Weight of a loss on observations: a number, or numbers by the message's role as JSON."},
-    )
-    max_turn_tokens: int = setting(256, "Token budget of one turn.", "a positive int", is_int(1))
+    zero_variance_groups: str = choice(("keep", "drop", "resample"))
+    min_group_size: int = setting(1, "a positive int", is_int(1))
+    value_head: str | None = choice((None, "shared", "separate"))
+    value_head_kwargs: dict[str, Any] | str | None = field(default=None)
+    observation_loss_weight: RoleWeights = field(default=0.0)
+    max_turn_tokens: int = setting(256, "a positive int", is_int(1))
     stop_strings: list[str] | None = setting(  # noqa: RUF009  # likewise
         None,
-        "Texts that end a turn.",
         "a list of non-empty strings or None",
         or_none(lambda value: isinstance(value, list) and is_strings(value) and "" not in value),
     )
-    drift_interval: int = setting(
-        0,
-        "Generation batches between comparisons of the sampler's log-probabilities with the model's; 0 for none.",
-        "a non-negative int",
-        is_int(0),
-    )
-    max_staleness: int = setting(
-        0, "Maximum number of updates by which rollouts may be stale.", "a non-negative int", is_int(0)
-    )
-    max_failed_fraction: float = setting(
-        0.1,
-        "Fraction of failed rollouts in a generation batch above which the run stops.",
-        "a number in [0, 1]",
-        is_fraction,
-    )
-    episode_retries: int = setting(0, "Maximum number of replays of a failed rollout.", "a non-negative int", is_int(0))
-    retry_seed: str = choice("same", "Start of a replayed rollout: 'same' or 'new'.", RETRY_SEEDS)
-    turn_timeout_s: float | None = setting(None, "Time limit for one environment call, in seconds.", *_SECONDS)
-    episode_timeout_s: float | None = setting(None, "Time limit for one rollout, in seconds.", *_SECONDS)
-    preemption_grace_s: float | None = setting(
-        25.0, "Seconds from a signal to the end of the run.", "a non-negative number or None", or_none(is_number(0))
-    )
-    env_pool: str | None = choice(
-        None, "Pool to run environments in: 'threads' or 'processes'; by default none.", (None, *ENV_POOLS)
-    )
-    env_pool_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Arguments of the environment pool, such as num_workers, as JSON."}
-    )
+    drift_interval: int = setting(0, "a non-negative int", is_int(0))
+    max_staleness: int = setting(0, "a non-negative int", is_int(0))
+    max_failed_fraction: float = setting(0.1, "a number in [0, 1]", is_fraction)
+    episode_retries: int = setting(0, "a non-negative int", is_int(0))
+    retry_seed: str = choice(RETRY_SEEDS)
+    turn_timeout_s: float | None = setting(None, *_SECONDS)
+    episode_timeout_s: float | None = setting(None, *_SECONDS)
+    preemption_grace_s: float | None = setting(25.0, "a non-negative number or None", or_none(is_number(0)))
+    env_pool: str | None = choice((None, *ENV_POOLS))
+    env_pool_kwargs: dict[str, Any] | str | None = field(default=None)
     store_rollouts: Folder | None = setting(  # noqa: RUF009  # likewise
         None,
-        "Folder of a rollout store; true for one in output_dir.",
         "a folder, True or None",
         or_none(lambda value: isinstance(value, bool) or (isinstance(value, str) and value != "")),
     )
     log_metrics: Groups = setting(  # noqa: RUF009  # likewise
-        ALL_GROUPS,
-        "Groups of metrics for trackers and the terminal, or 'all'.",
-        "'all' or a list of names",
-        lambda value: groups_in(value) != (),
+        ALL_GROUPS, "'all' or a list of names", lambda value: groups_in(value) != ()
     )
-    log_conversations: int = setting(
-        0, "Number of conversations to log with the metrics.", "a non-negative int", is_int(0)
-    )
+    log_conversations: int = setting(0, "a non-negative int", is_int(0))

@@ -16,6 +16,7 @@ import torch
 from trl import GRPOTrainer
 
 from agentsgym.agents.build import build_policy
+from agentsgym.agents.policy.model import tokenizer_in
 from agentsgym.agents.policy.packaged import converted
 from agentsgym.batch.views import round_up
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
@@ -43,7 +44,7 @@ from agentsgym.training.model_checks import (
     check_objects,
     check_parts,
     check_sharding,
-    naming_vllm_extra,
+    naming_causes,
 )
 from agentsgym.training.objectives.demonstrations import DemonstrationLoss
 from agentsgym.training.objectives.distillation import TeacherAdvantages
@@ -155,14 +156,16 @@ class GRPOEnvTrainer(RestartableTrainer):
         )
         check_leagues(env, callbacks or ())
         check_model(model, args, peft_config)
-        with naming_vllm_extra(args):
+        if processing_class is None and env is not None:
+            processing_class = env.tokenizer
+        with naming_causes(model, args):
             super().__init__(
                 model=converted(model) if isinstance(model, str) else model,
                 reward_funcs=unused_reward,
                 args=args.for_trl(),
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=env.tokenizer if processing_class is None and env is not None else processing_class,
+                processing_class=tokenizer_in(processing_class),
                 callbacks=callbacks,
                 optimizers=optimizers,
                 peft_config=peft_config,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.credit.objectives import check_objectives
@@ -17,7 +17,7 @@ from agentsgym.envs.state_scores import check_discount
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, is_positive_number, one_of, require
 from agentsgym.texts import shown
-from agentsgym.training.settings import ALL_GROUPS, GROUPS
+from agentsgym.training.settings import ALL_GROUPS, GROUPS, problem_of
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
 
 if TYPE_CHECKING:
@@ -79,10 +79,19 @@ def reject_trl_arguments(names: Iterable[str]) -> None:
         raise ConfigError(f"GRPOEnvTrainer does not support the argument {name} of TRL's trainer: {reason}")
 
 
-def check_given(args: Any) -> None:
-    """Raise :class:`ConfigError` for a value that TRL and transformers would misread instead of refusing it."""
+def check_given(args: Any, types: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigError` for a value that TRL and transformers would misread instead of refusing it.
+
+    Args:
+        args: The settings.
+        types: Their types, by name, without those that a subclass adds.
+    """
     for one in dataclasses.fields(args):
         value = getattr(args, one.name)
+        if one.name in types and "check" not in one.metadata and value is not one.default:
+            problem = problem_of(value, one, types[one.name])
+            if problem:
+                raise ConfigError(f"GRPOEnvConfig.{one.name} {problem}")
         if getattr(value, "shape", ()) != ():  # its comparisons are arrays, too
             raise ConfigError(f"GRPOEnvConfig.{one.name} must not be an array, got {shown(value)}")
     for name in ("accelerator_config", "fsdp_config", "deepspeed"):  # an int is the descriptor of an open file

@@ -319,6 +319,8 @@ def test_a_stop_string_ends_the_text_and_the_ids_stay() -> None:
     ("options", "complaint"),
     [
         ({"temperature": -1}, "temperature must be a non-negative number, got -1"),
+        ({"temperature": "0.5"}, "temperature must be a non-negative number, got '0.5'"),
+        ({"min_p": "0.1"}, "min_p must be None or between 0 and 1, got '0.1'"),
         ({"top_k": -3}, "top_k must be 0 or a positive whole number, got -3"),
         ({"top_k": 1.5}, "top_k must be 0 or a positive whole number, got 1.5"),
         ({"top_p": 0}, "top_p must be above 0 and at most 1, got 0"),

@@ -16,6 +16,7 @@ import agentsgym.envs
 from agentsgym import ConfigError, RolloutStore, ScriptedAgent, make
 from agentsgym.cli.console import UsageError
 from agentsgym.cli.options import find_env
+from agentsgym.cli.players import read_script
 from agentsgym.envs.datasets.naming import known_names
 from agentsgym.envs.players import reference_player
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
@@ -153,8 +154,8 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
         (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
         (
             ["--agent", "policy:./nowhere"],
-            "the policy must be an existing folder or GGUF file, 'smollm2', or a Hub name such as 'Qwen/Qwen3-0.6B', "
-            "got './nowhere'",
+            "no model can be loaded from './nowhere' (no such folder; valid names: 'smollm2'), nor can it be a name on "
+            "the Hub, such as 'Qwen/Qwen3-0.6B'",
         ),
         (["--agent", "openai:m"], "key"),
     ],
@@ -280,3 +281,9 @@ def test_a_store_of_a_removed_environment_is_read_and_only_replay_needs_its_clas
     assert (replayed.code, WAITER in replayed.words) == (1, True)
     again = ran("replay", store, "--env", f"{ROOT / 'examples' / 'waiter.py'}:WaiterEnv")
     assert (again.code, "4 same, 0 different" in again.words) == (0, True)
+
+
+def test_a_script_of_deep_json_is_an_action(tmp_path: Path) -> None:
+    deep = "[" * 100_000
+    (tmp_path / "script.json").write_text(deep)
+    assert read_script(tmp_path / "script.json") == [deep]

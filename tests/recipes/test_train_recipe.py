@@ -11,7 +11,6 @@ import pytest
 import recipe_ranks
 import yaml
 from launch import launch
-from number_games import GuessNumber
 from transformers import AutoModelForCausalLM
 
 import agentsgym
@@ -259,33 +258,6 @@ def test_the_number_of_steps_changes_neither_tasks_nor_demonstrations(tmp_path: 
     assert all(one.run.tokenizer.get_vocab() == runs[0].run.tokenizer.get_vocab() for one in runs)
 
 
-class Fields(GuessNumber):
-    """Each task has a word that no other task has."""
-
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return f"{super()._format_prompt(state, step)} field{state['secret']}"
-
-    def get_train_dataset(self, size: int = 600) -> list[dict[str, Any]]:
-        return [{"seed": seed, "secret": seed} for seed in range(size)]
-
-    get_eval_dataset = get_train_dataset
-
-
-@pytest.mark.parametrize(("size", "is_warned_of"), [(256, False), (600, True)])
-def test_what_the_embedded_policy_cannot_read_is_reported_before_anything_is_played(
-    size: int, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    part = {"class": Fields, "dataset": {"size": size}}
-    changes = {"environments": [part, PRICES], "warm_start": None, "num_train_tasks": 600}
-    training = {**recipe(tmp_path)["training"], "max_steps": 300}
-    course = prepare(recipe(tmp_path, training=training, **changes))
-    with caplog.at_level("WARNING", logger="agentsgym"):
-        course.warn_of_unknown_words()
-    warned = [record.getMessage() for record in caplog.records]
-    assert len(warned) == is_warned_of
-    assert all("words seen in Fields over 64 tasks, such as 'field" in message for message in warned)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -301,10 +273,18 @@ def test_what_the_embedded_policy_cannot_read_is_reported_before_anything_is_pla
             {"environments": [{"class": "Gymnasium:Taxi-v4"}]},
             r"warm_start\.player cannot be 'imitation': .* no demonstrator",
         ),
-        ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: cannot be loaded from 'no/such/folder'"),
-        ({"model": "smolm2", "tiny": {}}, r"cannot be loaded from 'smolm2' \(no such folder; did you mean 'smollm2'"),
+        ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: no model can be loaded from 'no/such/folder'"),
+        ({"model": "smolm2", "tiny": {}}, r"can be loaded from 'smolm2' \(no such folder; did you mean 'smollm2'"),
         ({"training": {"save_strategy": False}}, r"training\.save_strategy must be a name, but YAML reads no"),
         ({"training": {"max_steps": 16**70}}, r"training\.max_steps must be a number of at most 63 bits"),
+        ({"evaluation": {"num_tasks": 16**70}}, r"evaluation\.num_tasks must be a positive int"),
+        ({"num_train_tasks": 16**70}, r"num_train_tasks must be a positive int"),
+        ({"tiny": {"num_layers": 16**70}}, r"tiny\.num_layers must be a whole number"),
+        ({"environments": [{**GAME, "dataset": {"size": 16**70}}]}, r"size must be a positive int"),
+        (
+            {"environments": [{**GAME, "env_config": {"max_steps_per_episode": 16**70}}]},
+            r"env_config\['max_steps_per_episode'\] must be a positive int",
+        ),
         ({"training": {"output_dir": "$HOME/x"}}, r"training\.output_dir must be a folder without ~ or variables"),
         ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),
@@ -327,6 +307,12 @@ def test_what_cannot_be_used_is_named_before_anything_is_played(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         agentsgym.train(recipe(tmp_path, **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_vllm_is_named_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(agentsgym.MissingDependencyError, match=r"'vllm' is not installed.*'agentsgym\[vllm\]'"):
+        agentsgym.train(recipe(tmp_path, training={**recipe(tmp_path)["training"], "use_vllm": True}))
     assert not (tmp_path / "out").exists()
 
 

@@ -6,8 +6,9 @@ import ast
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from games import settings
@@ -17,6 +18,8 @@ from trl import GRPOConfig, TrlParser
 from agentsgym import ConfigError, EnvThreadPool, GRPOEnvConfig
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
+from agentsgym.recipes.from_values import checked_values
+from agentsgym.training.settings import types_of
 from agentsgym.training.tensors.importance import ImportanceCorrection
 from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
 
@@ -105,6 +108,34 @@ def test_an_impossible_value_is_named(name: str, expected: str, tmp_path: Path) 
         assert getattr(settings(tmp_path, **{name: value}, **along), name) == value
 
 
+TYPES = {name: hint for name, hint in types_of(GRPOEnvConfig).items() if name not in CHECKS}
+ONE_TYPE = {name: hint for name, hint in TYPES.items() if {hint, *get_args(hint)} & {bool, int, float}}
+del ONE_TYPE["observation_loss_weight"]  # or a dict
+
+
+@pytest.mark.parametrize("wrong", ["abc", [1], {"a": 1}, 10**70, -(10**70), float("nan")])
+def test_a_number_or_a_bool_has_its_type_in_python_too(wrong: Any, tmp_path: Path) -> None:
+    assert len(ONE_TYPE) > 80
+    for name, hint in ONE_TYPE.items():
+        if wrong == "abc" and str in get_args(hint):
+            continue
+        with pytest.raises(ConfigError, match=rf"^GRPOEnvConfig\.{name} must be ") as refusal:
+            settings(tmp_path, **{name: wrong})
+        assert str(refusal.value).endswith(f", got {wrong!r}")
+
+
+def test_the_types_in_a_file_are_those_in_python(tmp_path: Path) -> None:
+    for wrong, expected in ((True, "a whole number"), (1e3, "a whole number"), (16**70, "a number of at most 63 bits")):
+        with pytest.raises(ConfigError, match=f"^GRPOEnvConfig.max_steps must be {expected}, got {wrong}$"):
+            settings(tmp_path, max_steps=wrong)
+    weights = {"observation_loss_weight": {"tool": 0.05}, "scale_rewards": True, "learning_rate": 1e-4}
+    assert checked_values(GRPOEnvConfig, {**weights, "learning_rate": "1e-4"}) == weights
+    with pytest.raises(ConfigError, match=r"^learning_rate must be a number, got 'abc'"):
+        checked_values(GRPOEnvConfig, {"learning_rate": "abc"})
+    args = GRPOEnvConfig(output_dir=tmp_path, learning_rate=np.float32(0.5), max_steps=np.int64(3), use_cpu=True)
+    assert (args.learning_rate, args.max_steps, args.output_dir) == (0.5, 3, str(tmp_path))
+
+
 # What a value needs beside it so that it is not refused for another reason.
 ALONG: dict[tuple[str, Any], dict[str, Any]] = {
     ("value_head", "shared"): {"advantage_estimator": "turn_gae"},
@@ -146,6 +177,14 @@ def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_pa
     for given, penalty in ((0.5, 0.5), ("0.5", 0.5), ("1e-1", 0.1), (0, 0.0)):
         args = settings(tmp_path, truncated_rollouts=given)
         assert (args.truncation, args.truncation_penalty) == ("penalize", penalty)
+
+
+def test_the_help_of_a_setting_is_what_its_class_documents() -> None:
+    own = {one.name for one in dataclasses.fields(GRPOEnvConfig)} - {one.name for one in dataclasses.fields(GRPOConfig)}
+    described = {one.name: dict(one.metadata).get("help") for one in dataclasses.fields(GRPOEnvConfig)}
+    assert described["env_pool"].startswith('Executor of the environments: None for the training process, "threads"')
+    assert not [name for name in own if not described[name] or "`" in described[name]]
+    assert "Token budget of one turn. (default: 256)" in HfArgumentParser((GRPOEnvConfig,)).format_help()
 
 
 def test_no_more_settings_are_added_to_trls_than_a_person_can_look_through() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,26 @@ def test_a_missing_vllm_is_installed_by_the_extra_of_this_project(tmp_path: Path
         trainer_of(tmp_path, use_vllm=True, vllm_mode="server")
 
 
+def test_weights_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
+    model, tokenizer = policy()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    for file, content, complaint in (
+        ("model.safetensors", b"0123456789", "Error while deserializing header"),
+        (
+            "pytorch_model.bin",
+            pickle.dumps({"weight": Path()}, protocol=2),
+            "its weights are damaged, or a pickle that",
+        ),
+    ):
+        (tmp_path / "model" / "model.safetensors").unlink()
+        (tmp_path / "model" / file).write_bytes(content)
+        for load in (loading.load_policy, partial(built, tmp_path / "out", model=str(tmp_path / "model"))):
+            given = [str(tmp_path / "model")] if load is loading.load_policy else []
+            with pytest.raises(ConfigError, match=f"^no model can be loaded from '.*/model': {complaint}"):
+                load(*given)
+
+
 def test_evaluation_batches_that_would_cut_a_group_apart_are_refused(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, eval_dataset=tasks(4), num_generations_eval=3)
     with pytest.raises(ConfigError, match=r"multiple of num_generations_eval \(3\).*got 8"):
@@ -72,6 +93,9 @@ def test_missing_rows_are_named(tmp_path: Path) -> None:
         ({"peft_config": {"r": 8}}, r"got a dict: pass LoraConfig\(\*\*peft_config\)"),
         ({"reward_funcs": [len]}, "the argument reward_funcs of TRL's trainer: rewards come from the environment"),
         ({"environment_factory": GuessNumber}, "pass the environment itself as env"),
+        ({"model": "tiny"}, r"^no model can be loaded from 'tiny' \(no such folder; .*: pass tiny_policy"),
+        ({"model": "smolm2"}, r"can be loaded from 'smolm2' \(no such folder; did you mean 'smollm2'\?\): "),
+        ({"model": "runs/of/mine/model"}, r"'runs/of/mine/model' \(no such folder; .*, nor can it be a name on"),
     ],
 )
 def test_a_wrong_type_is_refused_with_how_to_make_the_right_one(

@@ -24,6 +24,7 @@ from agentsgym.agents.policy.model import (
     evaluation_mode,
     num_positions,
     shared_vocabulary_size,
+    tokenizer_in,
 )
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
@@ -87,15 +88,15 @@ class PolicyAgent(Agent, TrainedPolicy):
 
         Args:
             model: A causal language model.
-            tokenizer: The model's tokenizer.
+            tokenizer: The model's tokenizer, or a processor with it.
             sampling: Sampling settings; by default temperature 1 without top-k, top-p or min-p.
             seed: Seed of this agent's random draws; torch's global generator is neither used nor changed.
             max_turn_tokens: Token budget of turns whose request has none.
             context: Context manager for the forward passes of each turn (autocast, for example).
 
         Raises:
-            ConfigError: The first argument is not a model, the model is not a decoder-only model, or it has fewer rows
-                than the tokenizer has ids.
+            ConfigError: The first argument is not a model, the model is not a decoder-only model, or the tokenizer is
+                not its own: it has more ids, or others than the tokenizer in the model's folder.
             TemplateError: The chat template does not allow exact tokens.
         """
         check_is_model(model, f"{type(self).__name__}(model, tokenizer)")
@@ -108,6 +109,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         require(f"{type(self).__name__}(max_turn_tokens)", max_turn_tokens, is_int(1), "a positive int")
         if model.config.is_encoder_decoder:
             raise ConfigError(f"PolicyAgent requires a decoder-only model, got {type(model).__name__}")
+        tokenizer = tokenizer_in(tokenizer)
         self.model, self.tokenizer = model, tokenizer
         self.sampling = sampling or SamplingParams()
         self.max_turn_tokens = max_turn_tokens

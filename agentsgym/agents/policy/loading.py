@@ -9,22 +9,49 @@ import logging
 import pickle
 import re
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted
-from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
 logger = logging.getLogger(__name__)
 
-LOADING_ERRORS: Final = (OSError, ValueError, KeyError, pickle.UnpicklingError)
-"""What loading raises if a folder or a Hub name has no usable model."""
-
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # anything else can only be a path
+
+
+@contextmanager
+def naming_the_model(name_or_path: str) -> Generator[None]:
+    """Name the model in the error if a folder or a name on the Hub has no usable model.
+
+    Raises:
+        ConfigError: The name can only be a path but does not exist, or the block raised.
+    """
+    place, folder = f"no model can be loaded from {shown(name_or_path)}", Path(name_or_path)
+    inside = next((file.parent for file in sorted(folder.glob("*/config.json"))), None)
+    if inside is not None and not (folder / "config.json").exists():
+        place += f" (did you mean {inside}?)"
+    if not folder.exists():
+        place += f" (no such folder{did_you_mean(name_or_path, PACKAGED)})"
+        if name_or_path == "tiny":
+            raise ConfigError(f"{place}: pass tiny_policy(…)[0], a model")
+        if not _HUB_NAME.fullmatch(name_or_path):
+            raise ConfigError(f"{place}, nor can it be a name on the Hub, such as 'Qwen/Qwen3-0.6B'")
+    try:
+        yield
+    except AgentsGymError:
+        raise
+    except pickle.UnpicklingError as error:
+        reason = "its weights are damaged, or a pickle that could run code: save them with save_pretrained"
+        raise ConfigError(f"{place}: {reason}") from error
+    except Exception as error:  # a damaged file may raise anything
+        raise ConfigError(f"{place}: {' '.join(sentence_of(error, 300).split())}") from error
 
 
 def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -37,7 +64,8 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
         trust_remote_code: Whether code that comes with the tokenizer may run.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    tokenizer: Any = AutoTokenizer.from_pretrained(converted(name_or_path), **options)
+    with naming_the_model(name_or_path):
+        tokenizer: Any = AutoTokenizer.from_pretrained(converted(name_or_path), **options)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -51,31 +79,22 @@ def load_model(
     The other arguments are those of :func:`load_tokenizer`.
     """
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    tokenizer = load_tokenizer(name_or_path, **source)
     folder = converted(name_or_path)
-    tokenizer = load_tokenizer(folder, **source)
     adapters = Path(folder) / "adapter_config.json"
-    if not adapters.is_file():
-        return AutoModelForCausalLM.from_pretrained(folder, **source, **options), tokenizer
-    base: str | None = json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    if base is None:
-        raise ConfigError(f"{adapters} has no base_model_name_or_path: add the path or name of the base model")
-    model: Any = AutoModelForCausalLM.from_pretrained(adapted_base(base), **source, **options)
-    try:
-        model.load_adapter(folder)
-    except RuntimeError as error:  # the shapes of tensors differ
-        reason = sentence_of(error, 300)
-        raise ConfigError(f"the adapters in {folder} do not fit their base model {base}: {reason}") from error
+    with naming_the_model(name_or_path):
+        if not adapters.is_file():
+            return AutoModelForCausalLM.from_pretrained(folder, **source, **options), tokenizer
+        base: str | None = json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        if base is None:
+            raise ConfigError(f"{adapters} has no base_model_name_or_path: add the path or name of the base model")
+        model: Any = AutoModelForCausalLM.from_pretrained(adapted_base(base), **source, **options)
+        try:
+            model.load_adapter(folder)
+        except RuntimeError as error:  # the shapes of tensors differ
+            reason = sentence_of(error, 300)
+            raise ConfigError(f"the adapters in {folder} do not fit their base model {base}: {reason}") from error
     return model, tokenizer
-
-
-def why_not_loaded(name_or_path: str, error: Exception) -> str:
-    """Describe the failure to load a model, as the end of a sentence."""
-    folder = Path(name_or_path)
-    inside = next((file.parent for file in sorted(folder.glob("*/config.json"))), None)
-    hint = f" (did you mean {inside}?)" if inside and not (folder / "config.json").exists() else ""
-    if not folder.exists():
-        hint = f" (no such folder{did_you_mean(name_or_path, PACKAGED)})"
-    return f"cannot be loaded from {shown(name_or_path)}{hint}: {' '.join(sentence_of(error, 300).split())}"
 
 
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -86,15 +105,7 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     Raises:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
     """
-    if not Path(name_or_path).exists() and not _HUB_NAME.fullmatch(name_or_path):
-        raise ConfigError(
-            "the policy must be an existing folder or GGUF file, 'smollm2', or a Hub name such as 'Qwen/Qwen3-0.6B', "
-            f"got {shown(name_or_path)}"
-        )
-    try:
-        model, tokenizer = load_model(name_or_path, dtype="auto")
-    except LOADING_ERRORS as error:
-        raise ConfigError(f"the policy {why_not_loaded(name_or_path, error)}") from error
+    model, tokenizer = load_model(name_or_path, dtype="auto")
     accelerator = torch.accelerator.current_accelerator(check_available=True)  # a CUDA build may find no GPU
     if accelerator is not None:
         return model.to(accelerator), tokenizer

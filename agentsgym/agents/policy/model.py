@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from transformers import AutoTokenizer, ProcessorMixin
 
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.texts import shown
@@ -12,6 +17,8 @@ from agentsgym.tokens.chat_format import ChatFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 
 def check_is_model(model: Any, call: str) -> None:
@@ -24,8 +31,16 @@ def check_is_model(model: Any, call: str) -> None:
         )
 
 
+def tokenizer_in(processing_class: Any) -> Any:
+    """Return the tokenizer of a processor, since rollouts are text; any other value is returned unchanged."""
+    untyped: Any = processing_class
+    return untyped.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
+
+
 def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the size of the tokenizer's id range, including unused ids; the model must embed all of them.
+    """Check that a tokenizer is its model's, and return the size of its id range, including unused ids.
+
+    If the model's folder has a tokenizer, it must have the same ids, but tokens may have been added at the end.
 
     Models often have more rows, padded to a round number (Qwen3: 151,936 for 151,669 ids), which were never trained.
 
@@ -34,7 +49,7 @@ def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         tokenizer: The tokenizer; all its ids are smaller than the returned number.
 
     Raises:
-        ConfigError: The model has fewer rows than the tokenizer has ids.
+        ConfigError: The model has fewer rows than the tokenizer has ids, or its folder's tokenizer has others.
         TemplateError: The chat template does not allow exact tokens.
     """
     config: Any = model.config
@@ -45,7 +60,37 @@ def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenize
             f"the model's embedding must have a row for each id of the tokenizer, got {num_rows} rows for {num_ids} "
             f"ids: call model.resize_token_embeddings({num_ids}), or use the model's own tokenizer"
         )
+    _compare_with_saved(tokenizer, Path(str(getattr(config, "_name_or_path", "") or "")) / "tokenizer.json")
     return num_ids
+
+
+def _compare_with_saved(tokenizer: Any, file: Path) -> None:
+    """Reject other ids than those of the tokenizer in the model's folder, and warn of another chat template."""
+    if not file.is_file() or type(tokenizer).__module__.startswith("transformers_modules"):  # code of the model's own
+        return
+    saved = _saved_tokenizer(file, file.stat().st_mtime_ns)
+    own = tokenizer.get_vocab()
+    differing = [token for token, number in saved.get_vocab().items() if own.get(token) != number]
+    special = [name for name in ("bos_token_id", "eos_token_id") if getattr(saved, name) != getattr(tokenizer, name)]
+    if differing or special:
+        what = f"the token {shown(differing[0])}" if differing else special[0]
+        raise ConfigError(
+            f"the tokenizer must be the one that the model has in {file.parent}, but {what} has another id in it: use "
+            "that folder's tokenizer, for the environment too"
+        )
+    if saved.chat_template != tokenizer.chat_template:
+        _warn_of_template(tokenizer.chat_template, file.parent)
+
+
+@functools.lru_cache(maxsize=1)
+def _saved_tokenizer(file: Path, modified_ns: int) -> Any:  # noqa: ARG001  # part of the cache's key
+    loader: Any = AutoTokenizer
+    return loader.from_pretrained(file.parent)
+
+
+@functools.lru_cache
+def _warn_of_template(template: str | None, folder: Path) -> None:  # noqa: ARG001  # likewise, to warn of each once
+    logger.warning("the tokenizer has another chat template than the one in %s", folder)
 
 
 @contextmanager

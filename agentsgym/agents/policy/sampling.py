@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Final
 
 import torch
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from agentsgym.errors import ConfigError, NonFiniteError
+from agentsgym.errors import NonFiniteError
+from agentsgym.fields import Check, is_strings, or_none, require
 
 LOGITS_NOT_FINITE: Final = (
     "the policy's logits are NaN or infinite, so no token can be drawn: its weights are corrupt, or values overflow in "
@@ -41,17 +43,22 @@ class SamplingParams:
     stop: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        expectations: list[tuple[str, bool, str]] = [
-            ("temperature", self.temperature >= 0, "a non-negative number"),
-            ("top_k", self.top_k >= 0 and self.top_k % 1 == 0, "0 or a positive whole number"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "None or between 0 and 1"),
-            ("repetition_penalty", self.repetition_penalty > 0, "a positive number"),
-            ("stop", not isinstance(self.stop, str) and all(self.stop), "a sequence of non-empty strings"),
-        ]
-        for name, is_met, expected in expectations:
-            if not is_met:
-                raise ConfigError(f"{name} must be {expected}, got {getattr(self, name)!r}")
+        for name, (valid, expected) in _CHECKS.items():
+            require(name, getattr(self, name), valid, expected)
+
+
+def _real(valid: Check) -> Check:
+    return lambda value: isinstance(value, Real) and valid(value)
+
+
+_CHECKS: Final[dict[str, tuple[Check, str]]] = {
+    "temperature": (_real(lambda value: value >= 0), "a non-negative number"),
+    "top_k": (_real(lambda value: value >= 0 and value % 1 == 0), "0 or a positive whole number"),
+    "top_p": (_real(lambda value: 0 < value <= 1), "above 0 and at most 1"),
+    "min_p": (or_none(_real(lambda value: 0 <= value <= 1)), "None or between 0 and 1"),
+    "repetition_penalty": (_real(lambda value: value > 0), "a positive number"),
+    "stop": (lambda value: is_strings(value) and all(value), "a sequence of non-empty strings"),
+}
 
 
 class Sampler:
