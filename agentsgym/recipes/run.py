@@ -109,9 +109,9 @@ class TrainingRun:
             ConfigError: vLLM would sample from 4-bit weights, or a folder holds a run that is not resumed.
             MissingDependencyError: The settings use vLLM, which is not installed.
         """
-        check_vllm(args)
         is_pair: Check = lambda value: isinstance(value, tuple) and len(cast("Any", value)) == 2  # noqa: E731
         require("TrainingRun(policy)", policy, is_pair, "a model and its tokenizer, as tiny_policy(…) returns")
+        check_vllm(args)
         self.model: Any  # with adapters, a PeftModel
         self.model, self.tokenizer = policy
         self.args = args

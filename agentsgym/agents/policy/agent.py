@@ -104,12 +104,11 @@ class PolicyAgent(Agent, TrainedPolicy):
         require(
             f"{type(self).__name__}(sampling)", sampling, or_none(is_valid), "SamplingParams(temperature=…) or None"
         )
-        name = f"{type(self).__name__}(tokenizer)"
-        require(name, tokenizer, lambda value: hasattr(value, "get_vocab"), "the model's tokenizer")
         require(f"{type(self).__name__}(max_turn_tokens)", max_turn_tokens, is_int(1), "a positive int")
         if model.config.is_encoder_decoder:
             raise ConfigError(f"PolicyAgent requires a decoder-only model, got {type(model).__name__}")
-        tokenizer = tokenizer_in(tokenizer)
+        tokenizer, name = tokenizer_in(tokenizer), f"{type(self).__name__}(tokenizer)"
+        require(name, tokenizer, lambda value: hasattr(value, "get_vocab"), "the model's tokenizer")
         self.model, self.tokenizer = model, tokenizer
         self.sampling = sampling or SamplingParams()
         self.max_turn_tokens = max_turn_tokens
