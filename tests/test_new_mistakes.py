@@ -151,6 +151,26 @@ def test_an_option_that_the_template_does_not_use_is_warned_of(caplog: pytest.Lo
     assert "the chat template does not use 'enable_think' of chat_template_kwargs" in caplog.text
 
 
+def test_a_history_without_the_newest_message_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Long(Guess):
+        def _format_prompt(self, state: Any, step: int) -> Any:
+            return f"go {step}"
+
+        def _step_episode(self, session_id: str, state: Any, action: str) -> Any:
+            return state, 1.0, False, {}
+
+    def first(messages: list[Any]) -> list[Any]:
+        return messages[:1]
+
+    def last(messages: list[Any]) -> list[Any]:
+        return messages[-1:]
+
+    for history in (last, first):
+        assert "leaves out the newest message" not in caplog.text
+        Long(env_config={"history": history, "max_steps_per_episode": 3}).rollout([{}], ScriptedAgent(["4"] * 3))
+    assert caplog.text.count("first leaves out the newest message") == 1
+
+
 def test_an_agent_may_change_the_list_that_it_gets() -> None:
     class Changes(agentsgym.Agent):
         def get_action(self, messages: list[Any], agent_state: Any) -> tuple[str, Any]:

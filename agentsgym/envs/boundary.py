@@ -5,6 +5,8 @@ An exception in an environment's hook fails only the episode in which it was rai
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -17,6 +19,8 @@ from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall, Trajectory
+
+logger = logging.getLogger(__name__)
 
 # pyright: reportPrivateUsage=false
 # The hooks are private for users of an environment; they are called here.
@@ -267,7 +271,7 @@ def system_messages(env: PlayableEnv) -> list[Message]:
 
 def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Message]) -> list[Message]:
     """Call ``env_config["history"]``, and return the messages for the agent to answer, or raise :class:`EnvError`."""
-    name = "env_config['history']"
+    name, newest = "env_config['history']", messages[-1]["content"]
     rewritten = call_environment(history, messages)
     try:
         plain = _as_conversation(rewritten)
@@ -278,7 +282,15 @@ def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Me
         raise EnvError(f"{name} must return {expected}, got {shown(rewritten)}")
     if not all(is_unicode(message["content"]) for message in plain):
         raise EnvError(f"{name} must return valid Unicode, got {shown(plain)}")
+    if newest not in plain[-1]["content"]:
+        _warn_of_lost_message(history)
     return plain
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_of_lost_message(history: Callable[..., Any]) -> None:
+    name = getattr(history, "__qualname__", type(history).__name__)
+    logger.warning("the history %s leaves out the newest message, which the agent is to answer", name)
 
 
 def token_rewards(env: PlayableEnv, trajectory: Trajectory) -> list[float]:

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks  # pyright: ignore[reportUnknownVariableType]
+
 from agentsgym.credit.objectives import check_objectives
 from agentsgym.credit.traits import reads_token_rewards
 from agentsgym.envs.base import MultistepEnv
@@ -25,6 +27,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
+def _is_no_tracker(report_to: Any) -> bool:
+    try:
+        get_reporting_integration_callbacks(report_to)
+    except ValueError:
+        return True
+    return False
+
+
 Rule = tuple[str, Callable[[Any], bool], str]
 """The name of a setting, a predicate of its value (or of all settings) that rejects it, and the reason."""
 
@@ -35,6 +46,11 @@ _UNSUPPORTED: Final[tuple[Rule, ...]] = (
         "chat_template_kwargs",
         lambda value: not isinstance(value, dict | None),
         "it must be a dict of options of the chat template, such as {'enable_thinking': False}",
+    ),
+    (
+        "report_to",
+        _is_no_tracker,
+        "it must be 'none', 'all' or names of trackers that transformers supports, such as 'wandb' and 'trackio'",
     ),
     ("cache_implementation", lambda value: value is not None, "rollouts keep their own key/value cache across turns"),
     ("remove_unused_columns", bool, "the environment's columns would be dropped from the rows"),

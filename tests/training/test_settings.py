@@ -27,6 +27,7 @@ from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
 REFUSED_VALUES: dict[str, dict[str, Any]] = {
     "use_transformers_continuous_batching": {"use_transformers_continuous_batching": True},
     "chat_template_kwargs": {"chat_template_kwargs": ["enable_thinking"]},
+    "report_to": {"report_to": ["wandbb"]},
     "cache_implementation": {"cache_implementation": "static"},
     "remove_unused_columns": {"remove_unused_columns": True},
     "max_tool_calling_iterations": {"max_tool_calling_iterations": 3},
