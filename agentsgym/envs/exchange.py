@@ -134,9 +134,11 @@ class Exchange:
     def request(self, room: int | None) -> TurnRequest:
         """Make the request for the next action, of at most ``room`` tokens."""
         conversation = self.conversation
+        messages = conversation.transcript.prompt_messages
+        self._num_shown = len(messages)
         return TurnRequest(
             session_id=self.session_id,
-            messages=conversation.transcript.prompt_messages,
+            messages=messages,
             token_ids=conversation.transcript.token_ids,
             agent_state=conversation.agent_state,
             max_new_tokens=room,
@@ -214,14 +216,15 @@ class Exchange:
             if isinstance(action, Action) and type(action.text) is not str and isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 action = dataclasses.replace(action, text=plain_str(action.text))
             error = action_error(action, room, vocabulary_size, prompt=conversation.transcript.token_ids)
+            if len(conversation.transcript.prompt_messages) != self._num_shown:
+                error = "the agent changed request.messages, the recorded conversation: it may change a copy"
         except BaseException as raised:  # the agent's answer comes from user code, too
             if is_interruption(raised):
                 raise
             raise failure_of(AgentError, "what the agent returned", raised) from raised
         if error:
             raise AgentError(f"session {self.session_id}: {error}")
-        if reads_calls:
-            action = self.read(action)
+        action = self.read(action) if reads_calls else action
         try:
             start, stop = conversation.transcript.act(action, room)
         except TemplateError as refused:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ENDED_BY_TEXT, ChatFormat
 from agentsgym.tokens.tool_messages import structured_calls, with_call_ids, with_text_calls
@@ -73,7 +73,6 @@ class Transcript:
         self._mark: Mark | None = None  # while an observation waits for its action
         self._calls: Sequence[ToolCall] = ()  # of the last action
         self._num_calls = 0  # of the whole conversation
-        self._num_observed = 0  # the number of messages up to the last observation
         self.was_cut = False
 
     def record(self) -> list[int]:
@@ -121,7 +120,6 @@ class Transcript:
                 self.token_ids = prompt
         self.prompt_messages = prompt_messages
         self.messages += messages
-        self._num_observed = len(self.messages)
         self._mark = mark
 
     def _new_mark(self) -> Mark:
@@ -203,14 +201,11 @@ class Transcript:
             The span ``[start, stop)`` of the agent's tokens in :meth:`record`; empty without a tokenizer.
 
         Raises:
-            AgentError: The agent changed the conversation.
             TemplateError: The action has no ids, and the template rejects its calls.
             RuntimeError: No observation waits for an action.
         """
         if self._mark is None:
             raise RuntimeError("act() was called without an observation to answer: call observe() first")
-        if len(self.messages) != self._num_observed:
-            raise AgentError("the agent changed request.messages, the recorded conversation: it may change a copy")
         answer: Message = self._message(action)
         start = len(self._earlier) + len(self.token_ids)
         self.was_cut = False
