@@ -14,9 +14,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from datasets import IterableDataset
@@ -32,7 +33,7 @@ from agentsgym.rollouts.driver import TrialStream
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.generation.in_flight import GroupsInFlight, TaskOrder, TaskSource
-from agentsgym.training.metrics.rollouts import RolloutSummary, StalenessSums, staleness_metrics
+from agentsgym.training.metrics.rollouts import RolloutSummary, staleness_metrics
 
 if TYPE_CHECKING:
     from agentsgym.envs.dataset_rows import DatasetRow
@@ -319,28 +320,30 @@ class AsyncRolloutGenerator(RolloutGenerator):
             rows += [group.row] * len(own)
             trajectories += [replace(trajectory, task_index=index) for trajectory in own]
         first, summaries = process_state().process_index * len(rows), list[RolloutSummary]()
-        facts: list[tuple[list[tuple[int, int]], StalenessSums]] = []  # group number and row index of each; staleness
         with error.capturing():
             summaries = self._summaries(rows, trajectories, [one.task_index for one in trajectories])
             if self._failures is not None:
                 for trajectory in trajectories:
                     self._failures.note(trajectory)
-            num_updates, at = self._args.generations_at(phase.step), self._args.generations_at
-            waited_s = 0.0 if self._ahead is None else self._ahead.waited_s
-            staleness = StalenessSums.of(trajectories, lambda version: num_updates - at(version), waited_s)
-            facts = [([(group.number, group.row_index) for group, _ in played], staleness)]
             self.policy.forget([trajectory.session_id for trajectory in trajectories])
         rollouts = all_gather_objects(summaries, error.first)
-        everyone = all_gather_objects(facts)
-        trained = [one for groups, _ in everyone for one in groups]
+        ahead = cast("RolloutsAhead", self._ahead)  # exists, since no rank has an error
+        versions = [
+            [turn.policy_version for turn in one.turns if turn.policy_version is not None] for one in trajectories
+        ]
+        own_groups = [(group.number, group.row_index) for group, _ in played]
+        groups, versions, waits_s = zip(*all_gather_objects([(own_groups, versions, ahead.waited_s)]), strict=True)
+        trained = list(chain.from_iterable(groups))
         self._tasks.trained(number for number, _ in trained)
         if self._curriculum is not None:
             trained_rows = [self._dataset[index] for _, index in trained for _ in range(phase.num_rollouts)]
-            with nullcontext() if self._ahead is None else self._ahead.no_new_groups():
+            with ahead.no_new_groups():
                 self._curriculum.record(trained_rows, rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
-        return replace(batch, metrics=staleness_metrics([ages for _, ages in everyone]))
+        num_updates, at = self._args.generations_at(phase.step), self._args.generations_at
+        known = list(chain.from_iterable(versions))
+        return replace(batch, metrics=staleness_metrics(known, lambda version: num_updates - at(version), waits_s))
 
     def _end_ahead(self) -> None:
         if self._ahead is not None:
