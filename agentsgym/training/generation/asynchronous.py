@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from datasets import IterableDataset
 
-from agentsgym.agents.base import Agent, AsyncAgent
+from agentsgym.agents.base import Agent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.envs.finished import FinishedRollouts
@@ -278,9 +278,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
 
     @property
     def _player(self) -> Agent:
-        if self._ahead is None:
-            return self.agent
-        return _SharedAsync(self.agent) if callable(getattr(self.agent, "aact", None)) else _SharedAgent(self.agent)
+        return self.agent if self._ahead is None else _Shared(self.agent)
 
     def _play_ahead(self, size: int, num_rollouts: int) -> RolloutsAhead:
         """Start playing ahead, for batches of ``size`` groups on this rank."""
@@ -353,15 +351,10 @@ class AsyncRolloutGenerator(RolloutGenerator):
             self._ahead_pool.close()
 
 
-class _SharedAgent(Agent):
+class _Shared(Agent):
     """Wraps a shared agent so that the end of a rollout does not call its ``finish``."""
 
-    def __init__(self, inner: Agent) -> None:
-        self.act = inner.act
-
-
-class _SharedAsync(AsyncAgent):
-    """Wraps a shared asynchronous agent so that the end of a rollout does not call its ``finish``."""
-
     def __init__(self, inner: Any) -> None:
-        self.aact = inner.aact
+        self.act = inner.act
+        if callable(getattr(inner, "aact", None)):
+            self.aact = inner.aact
