@@ -211,7 +211,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics), *self.objectives):
             self.add_callback(callback)
         self.observers = [one for one in self.callback_handler.callbacks if isinstance(one, BatchObserver)]
-        self._set_up_lifecycle(trl)
+        self._set_up_lifecycle()
         self.generator.interrupt = self._preemption.interrupt
         self.generator.gathered_weights = trl.gathered_weights
         self.generator.num_batches = lambda: args.generations_at(self.state.max_steps)
