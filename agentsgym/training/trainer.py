@@ -435,7 +435,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             mask,
             tokens.recorded_logprobs,
             known,
-            partial(self._trl.score_policy, *columns),
+            partial(self._trl.score, *columns),
             correction=args.importance_correction,
             needs_old=args.needs_old_logprobs,
             needs_sampling=args.off_policy_mask_threshold is not None,
@@ -474,7 +474,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         if self._compares(phase):
             groups = [index // phase.num_rollouts for index in batch.local_indices]
             exchanges = drawn_turns(batch.trajectories, groups, phase.index)
-            score = partial(trl.score_policy, with_entropies=False)
+            score = partial(trl.score, with_entropies=False)
             metrics |= dependence_on_ranks(exchanges, score, self._pad_token_id, trl.device)
         if is_training:
             self._diagnostics.collapse.add(metrics, entropy)

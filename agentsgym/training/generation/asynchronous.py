@@ -73,6 +73,7 @@ class RolloutsAhead:
 
     Attributes:
         waited_s: Seconds for which :meth:`take` waited for the latest batch.
+        num_updates: The number of generation batches that were trained on.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class RolloutsAhead:
         self._places: dict[str, tuple[int, int, Trial]] = {}  # by session: group number, index in the group, trial
         self._played: dict[int, dict[int, Trajectory]] = {}
         self._prepared: set[int] = set()
-        self._num_updates = self._next_batch = 0
+        self.num_updates = self._next_batch = 0
         self._changed = threading.Condition()
         self._agent, self._hooks = agent, FinishedRollouts(self._went_through, self._take_later)
         self._stream = TrialStream(agent, self._finished, max_concurrent=self._num_live, **options)
@@ -120,7 +121,7 @@ class RolloutsAhead:
         """
         since = time.monotonic()
         with self._changed:
-            self._num_updates = self._next_batch = num_updates
+            self.num_updates = self._next_batch = num_updates
             self._prepared.clear()
             self._begin()
             while (numbers := self._in_flight.take(num_updates)) is None:
@@ -136,11 +137,6 @@ class RolloutsAhead:
                 taken.append((self._begun.pop(number), [played[index] for index in range(len(played))]))
             return taken
 
-    @property
-    def num_updates(self) -> int:
-        """The number of generation batches that were trained on."""
-        return self._num_updates
-
     def no_new_groups(self) -> AbstractContextManager[Any]:
         """Return a context in which no group begins, since its draw may depend on values that are being changed."""
         return self._changed
@@ -154,9 +150,9 @@ class RolloutsAhead:
     def _begin(self) -> None:
         """Begin as many groups as possible."""
         last = None if self._num_batches is None else self._num_batches - 1
-        while self._in_flight.may_begin(self._num_updates, self._next_batch, last):
+        while self._in_flight.may_begin(self.num_updates, self._next_batch, last):
             group = next(self._groups)
-            self._in_flight.begin(group.number, self._num_updates)
+            self._in_flight.begin(group.number, self.num_updates)
             self._begun[group.number], self._played[group.number] = group, {}
             for index, trial in enumerate(group.trials):
                 self._places[trial.session_id] = group.number, index, trial
