@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentsgym.agents.answers import action_from_ids, as_ids, sampled_action, stop_token_ids, with_calls_of_ids
 from agentsgym.agents.base import Agent
@@ -156,32 +156,6 @@ class DirectOutputAgent(Agent):
             return as_ids(self._source.generation_config.eos_token_id) | as_ids(self._tokenizer.eos_token_id)
 
 
-T = TypeVar("T")
-
-
-class FailFastEngine:
-    """Calls a vLLM engine, except after a failure that leaves requests in it: the next call would then never return.
-
-    An exception that leaves no requests behind (for a prompt that is too long, say) does not count as a failure.
-    """
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-        self._failure = ""
-
-    def __call__(self, generate: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call the engine."""
-        if self._failure:
-            raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._failure}")
-        try:
-            return generate(*arguments, **options)
-        except BaseException as error:
-            has_requests: Any = getattr(getattr(self._llm, "llm_engine", None), "has_unfinished_requests", None)
-            if callable(has_requests) and has_requests():
-                self._failure = f"{type(error).__name__}: {error}"
-            raise
-
-
 class Engine:
     """Samples from a ``vllm.LLM``, with token ids as input and output.
 
@@ -202,7 +176,7 @@ class Engine:
         """
         self.tokenizer: Any = llm.get_tokenizer() if tokenizer is None else tokenizer
         self._llm = llm
-        self._call = FailFastEngine(llm)
+        self._failure = ""
         defaults: Any = llm.get_default_sampling_params()
         self._params_type: Any = type(defaults)
         # vLLM computes the private fields from the others.
@@ -228,13 +202,20 @@ class Engine:
     def generate(
         self, requests: Sequence[TurnRequest], prompts: Sequence[list[int]], budgets: Sequence[int]
     ) -> list[Action | AgentError]:
-        """Sample an answer to each request, within its token budget."""
-        outputs: Sequence[Any] = self._call(
-            self._llm.generate,
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            [self._params(budget) for budget in budgets],
-            use_tqdm=False,
-        )
+        """Sample an answer to each request, within its token budget.
+
+        After a failure that leaves requests in the engine, it is not called again: the next call would never return.
+        """
+        if self._failure:
+            raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._failure}")
+        given = [{"prompt_token_ids": prompt} for prompt in prompts]
+        try:
+            outputs: Sequence[Any] = self._llm.generate(given, list(map(self._params, budgets)), use_tqdm=False)
+        except BaseException as error:
+            has_requests: Any = getattr(getattr(self._llm, "llm_engine", None), "has_unfinished_requests", None)
+            if callable(has_requests) and has_requests():
+                self._failure = f"{type(error).__name__}: {error}"
+            raise
         actions: list[Action | AgentError] = []
         for request, output in zip(requests, outputs, strict=True):
             answer = output.outputs[0]

@@ -57,7 +57,6 @@ __all__ = [
     "step_group_sizes",
     "token_advantages",
     "turn_gae",
-    "zero_variance_fraction",
     "zero_variance_groups",
 ]
 
@@ -97,13 +96,11 @@ def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
     Args:
         rollouts: The batch, each of one role, as :func:`~agentsgym.credit.roles.split_roles` returns them.
     """
-    return {group for group, rewards in _final_rewards_by_group(rollouts).items() if nearly_equal(rewards)}
-
-
-def zero_variance_fraction(rollouts: Sequence[ScoredRollout]) -> float:
-    """The fraction of groups that are :func:`zero_variance_groups`, in [0, 1]; 0.0 if there are no groups."""
-    rewards = _final_rewards_by_group(rollouts).values()
-    return sum(map(nearly_equal, rewards)) / len(rewards) if rewards else 0.0
+    rewards: defaultdict[int, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.included:
+            rewards[rollout.group].append(rollout.final_reward)
+    return {group for group, own in rewards.items() if nearly_equal(own)}
 
 
 def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
@@ -123,11 +120,3 @@ def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
                 sizes[same_state(one, k)] += 1
     del sizes[None]
     return [*sizes.values()]
-
-
-def _final_rewards_by_group(rollouts: Sequence[ScoredRollout]) -> dict[int, list[float]]:
-    groups: defaultdict[int, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        if rollout.included:
-            groups[rollout.group].append(rollout.final_reward)
-    return groups

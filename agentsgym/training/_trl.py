@@ -81,16 +81,6 @@ class TRLInterface:
         return self._trainer.current_gradient_accumulation_steps
 
     @property
-    def num_ranks(self) -> int:
-        """Number of processes that train together."""
-        return self._trainer.accelerator.num_processes
-
-    @property
-    def rank(self) -> int:
-        """Index of this process among those that train together."""
-        return self._trainer.accelerator.process_index
-
-    @property
     def device(self) -> torch.device:
         """The device of batches."""
         return self._trainer.accelerator.device
@@ -236,22 +226,23 @@ class TRLInterface:
 
     def score(
         self,
-        model: Any,
         ids: torch.Tensor,
         attention_mask: torch.Tensor,
         labeled: torch.Tensor,
         *,
+        model: Any = None,
         with_entropies: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score every token that ``labeled`` marks, at the sampling temperature. Collective if weights are sharded.
 
         Runs without gradients and, like the sampler, without dropout, so the two sets of log-probabilities are
-        comparable.
+        comparable. ``model`` is the model being trained unless it is given.
 
         Returns:
             Log-probabilities, and the entropies in nats of the distributions that predict the tokens (0.0 without
             ``with_entropies``): each (B, L), 0.0 at all other tokens and in the first column, which has no context.
         """
+        model = self._trainer.model if model is None else model
         size, width = self._trainer.args.per_device_train_batch_size, ids.shape[1] - 1
         chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad(), evaluation_mode(model):
@@ -266,12 +257,6 @@ class TRLInterface:
         logprobs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         first = logprobs.new_zeros(len(ids), 1)
         return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
-
-    def score_policy(
-        self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor, *, with_entropies: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score tokens with the model being trained, as :meth:`score` does. Collective if weights are sharded."""
-        return self.score(self._trainer.model, ids, attention_mask, labeled, with_entropies=with_entropies)
 
     def logprobs(
         self, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
@@ -293,7 +278,7 @@ class TRLInterface:
         if self._trainer.beta == 0.0:
             return None
         with self.reference_model() as reference:
-            return self.score(reference, ids, attention_mask, labeled, with_entropies=False)[0]
+            return self.score(ids, attention_mask, labeled, model=reference, with_entropies=False)[0]
 
     @contextlib.contextmanager
     def reference_model(self) -> Generator[Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from agentsgym.batch.views import round_up
+from agentsgym.ranks import process_state
 from agentsgym.training._trl import MicroBatch, TRLInterface
 from agentsgym.training.objectives.objective import ForwardPass
 from agentsgym.training.tensors.scoring import mask_labels
@@ -124,7 +125,7 @@ class MicrobatchLoss:
             # The part of a generation batch in one optimizer step, counted as TRL counts tokens.
             steps = cast("int", self._args.steps_per_generation)  # TRL has filled it in
             num_terms = num_terms * self._trl.accumulation_steps / steps
-        return terms.weighted * self._trl.num_ranks / num_terms
+        return terms.weighted * process_state().num_processes / num_terms
 
 
 def loss_inputs(batch: Mapping[str, Any], start: int, stop: int) -> MicroBatch:

@@ -52,7 +52,7 @@ from agentsgym.training.objectives.observations import ObservationLoss
 from agentsgym.training.objectives.value_head import ValueLoss, ValueModel
 from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, checked_metrics, flushing
 from agentsgym.training.tensors.importance import gap_metrics
-from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
+from agentsgym.training.tensors.logprobs import KnownLogprobs, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
 from agentsgym.training.trackers import begin_trackio, set_up_reports
 from agentsgym.training.validation import reject_trl_arguments
@@ -216,7 +216,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics), *self.objectives):
             self.add_callback(callback)
         self.observers = [one for one in self.callback_handler.callbacks if isinstance(one, BatchObserver)]
-        self._set_up_lifecycle(trl)
+        self._set_up_lifecycle()
         self.generator.interrupt = self._preemption.interrupt
         self.generator.gathered_weights = trl.gathered_weights
         self.generator.num_batches = lambda: args.generations_at(self.state.max_steps)
@@ -428,14 +428,25 @@ class GRPOEnvTrainer(RestartableTrainer):
     def _token_logprobs(
         self, batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor, phase: Phase
     ) -> TokenLogprobs:
-        plan = LogprobPlan.of(
-            self.args,
-            {rollout.logprobs for rollout in batch.rollouts},
+        args = self.args
+        known: set[KnownLogprobs] = {rollout.logprobs for rollout in batch.rollouts}
+        if args.importance_correction is not None and "none" in known and not args.use_vllm:
+            raise ConfigError(
+                "vllm_importance_sampling_correction=True requires an agent that returns the log-probabilities of its "
+                "tokens, but this agent does not"
+            )
+        columns = tokens.ids, tokens.attention_mask, mask
+        scored = token_logprobs(
+            mask,
+            tokens.recorded_logprobs,
+            known,
+            partial(self._trl.score, *columns),
+            correction=args.importance_correction,
+            needs_old=args.needs_old_logprobs,
+            needs_sampling=args.off_policy_mask_threshold is not None,
             is_trained_policy=self.generator.policy.logprobs_match_trained_weights,
             compares=self._compares(phase),
         )
-        columns = tokens.ids, tokens.attention_mask, mask
-        scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, self._trl.score_policy)
         return replace(scored, reference=self._trl.score_reference(*columns))
 
     def _compares(self, phase: Phase) -> bool:
@@ -468,7 +479,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         if self._compares(phase):
             groups = [index // phase.num_rollouts for index in batch.local_indices]
             exchanges = drawn_turns(batch.trajectories, groups, phase.index)
-            score = partial(trl.score_policy, with_entropies=False)
+            score = partial(trl.score, with_entropies=False)
             metrics |= dependence_on_ranks(exchanges, score, self._pad_token_id, trl.device)
         if is_training:
             self._diagnostics.collapse.add(metrics, entropy)

@@ -10,7 +10,6 @@ from guess_game import GuessEnv, tasks
 from http_server import ToyModel
 
 from agentsgym import Action, AgentError, ConfigError, DirectOutputAgent, TurnRequest
-from agentsgym.agents.direct import FailFastEngine
 from agentsgym.testing import chat_tokenizer
 
 TOKENIZER: Any = chat_tokenizer("llama3")
@@ -149,38 +148,35 @@ def test_what_cannot_work_is_refused_at_once(options: Any, message: str) -> None
         DirectOutputAgent(ToyLLM(), **options)
 
 
-class LLM:
-    """What a ``vllm.LLM`` is queried for after an error: whether it still holds requests."""
+class FailingLLM(ToyLLM):
+    """Runs out of memory in its first call, and may still hold requests then."""
 
-    def __init__(self, *, is_busy: bool) -> None:
-        self.llm_engine = self
-        self.is_busy = is_busy
-        self.calls: list[int] = []
+    def __init__(self, **has_requests: Any) -> None:
+        super().__init__()
+        self.llm_engine = SimpleNamespace(**has_requests)
+        self.num_calls = 0
 
-    def has_unfinished_requests(self) -> bool:
-        return self.is_busy
-
-    def generate(self, number: int) -> int:
-        self.calls.append(number)
-        if number == 1:
+    def generate(self, *args: Any, **kwargs: Any) -> list[Any]:
+        self.num_calls += 1
+        if self.num_calls == 1:
             raise RuntimeError("out of memory")
-        return number
+        return super().generate(*args, **kwargs)
 
 
 def test_an_engine_that_broke_at_its_work_is_not_called_again() -> None:
-    llm = LLM(is_busy=True)
-    call = FailFastEngine(llm)
+    llm = FailingLLM(has_unfinished_requests=lambda: True)
+    agent = DirectOutputAgent(llm)
     with pytest.raises(RuntimeError, match="out of memory"):
-        call(llm.generate, 1)
+        agent.act([request([5])])
     with pytest.raises(AgentError, match="failed in an earlier call and is not called again: RuntimeError: out of mem"):
-        call(llm.generate, 2)
-    assert llm.calls == [1]
+        agent.act([request([5])])
+    assert llm.num_calls == 1
 
 
-@pytest.mark.parametrize("engine", [LLM(is_busy=False), object(), None])
-def test_an_engine_that_refused_a_request_is_called_again(engine: Any) -> None:
-    llm = LLM(is_busy=False)
-    call = FailFastEngine(engine)
+@pytest.mark.parametrize("has_requests", [{"has_unfinished_requests": lambda: False}, {}])
+def test_an_engine_that_refused_a_request_is_called_again(has_requests: dict[str, Any]) -> None:
+    agent = DirectOutputAgent(FailingLLM(**has_requests))
     with pytest.raises(RuntimeError, match="out of memory"):
-        call(llm.generate, 1)
-    assert call(llm.generate, 2) == 2
+        agent.act([request([5])])
+    (answer,) = agent.act([request([5])])
+    assert isinstance(answer, Action)

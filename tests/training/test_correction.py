@@ -280,7 +280,7 @@ def off_policy(trainer: GRPOEnvTrainer) -> Batch:
     mask = batch["agent_token_mask"]
     ratio = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5, 3.0]).repeat(mask.shape[1])[: mask.shape[1]].expand(mask.shape)
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    batch["old_per_token_logps"] = TRLInterface(trainer).score(trainer.model, *scored)[0] - ratio.log()
+    batch["old_per_token_logps"] = TRLInterface(trainer).score(*scored)[0] - ratio.log()
     is_outside = (ratio < 0.8) | (ratio > 1.2)
     for is_positive in (batch["advantages"] > 0, batch["advantages"] < 0):
         assert (is_positive & is_outside & (mask == 1)).any()

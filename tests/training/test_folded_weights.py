@@ -274,7 +274,7 @@ def test_a_correction_starts_from_the_models_own_log_probabilities_where_updates
     trainer = corrected(tmp_path, **correcting("token_truncate"), num_iterations=2)
     batch, _ = generated(trainer, ROWS)
     scored = (batch[key] for key in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
-    assert torch.equal(batch["old_per_token_logps"], TRLInterface(trainer).score(trainer.model, *scored)[0])
+    assert torch.equal(batch["old_per_token_logps"], TRLInterface(trainer).score(*scored)[0])
     uncorrected, _ = generated(corrected(tmp_path, num_iterations=2), ROWS)
     assert not torch.allclose(uncorrected["old_per_token_logps"], batch["old_per_token_logps"], atol=0.1)
 

@@ -74,7 +74,7 @@ def test_the_samplers_logprobs_are_the_old_ones_where_updates_lag_behind(
     assert (old is not None) == are_needed
     if old is not None:
         scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-        recomputed = TRLInterface(trainer).score(trainer.model, *scored)[0]
+        recomputed = TRLInterface(trainer).score(*scored)[0]
         torch.testing.assert_close(old * mask, recomputed * mask, rtol=0, atol=1e-5)
         assert not torch.equal(old * mask, recomputed * mask)  # recorded, not recomputed
         assert (old * mask)[mask == 1].max() < 0
@@ -86,7 +86,7 @@ def test_recorded_logprobs_are_those_that_trl_computes(sampling: dict[str, float
     batch = trainer._generate_and_score_completions(ROWS)
     old, mask = batch["old_per_token_logps"], batch["agent_token_mask"]
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    recomputed = TRLInterface(trainer).score(trainer.model, *scored)[0]
+    recomputed = TRLInterface(trainer).score(*scored)[0]
     torch.testing.assert_close(old * mask, recomputed * mask, rtol=0, atol=1e-5)
 
 
@@ -94,7 +94,7 @@ def test_an_agent_without_logprobs_has_them_recomputed(tmp_path: Path) -> None:
     trainer = prepared(tmp_path, num_iterations=2, agent=TextAgent())
     batch = trainer._generate_and_score_completions(ROWS)
     scored = (batch[key] for key in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
-    assert torch.equal(batch["old_per_token_logps"], TRLInterface(trainer).score(trainer.model, *scored)[0])
+    assert torch.equal(batch["old_per_token_logps"], TRLInterface(trainer).score(*scored)[0])
 
 
 def test_a_microbatch_of_failed_rollouts_alone_has_no_gradient(tmp_path: Path) -> None:

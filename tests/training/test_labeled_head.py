@@ -173,7 +173,7 @@ def test_the_loss_and_the_scores_of_a_trainer_take_agent_tokens_alone(beta: floa
     columns = batch["prompt_completion_ids"], batch["attention_mask"], mask
     size = trainer.model.config.vocab_size
     with Largest(size) as scoring:
-        TRLInterface(trainer).score(trainer.model, *columns)
+        TRLInterface(trainer).score(*columns)
         TRLInterface(trainer).score_reference(*columns)
     with Largest(size) as loss:
         trainer.compute_loss(trainer.model, batch)

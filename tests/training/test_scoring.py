@@ -77,7 +77,7 @@ def test_the_old_log_probabilities_are_the_samplers_own(tmp_path: Path) -> None:
     batch = trainer._generate_and_score_completions(list(tasks(8)))
     mask = batch["agent_token_mask"] == 1
     scored = (batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"])
-    own = TRLInterface(trainer).score(trainer.model, *scored)[0]
+    own = TRLInterface(trainer).score(*scored)[0]
     reported = (own + 1).clamp(max=0)
     torch.testing.assert_close(batch["old_per_token_logps"][mask], reported[mask], atol=1e-5, rtol=0)
     assert batch["importance_sampling_ratio"] is None
@@ -87,7 +87,7 @@ def test_where_the_sampler_reports_none_the_old_ones_are_the_models(tmp_path: Pa
     trainer = trainer_of(tmp_path, num_iterations=2, agent=TextAgent())
     batch = trainer._generate_and_score_completions(list(tasks(8)))
     scored = (batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"])
-    torch.testing.assert_close(batch["old_per_token_logps"], TRLInterface(trainer).score(trainer.model, *scored)[0])
+    torch.testing.assert_close(batch["old_per_token_logps"], TRLInterface(trainer).score(*scored)[0])
 
 
 def test_a_turn_ends_with_a_stop_string(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def off_policy(trainer: GRPOEnvTrainer, shifts: list[float] | None = None) -> tu
     generator = torch.Generator().manual_seed(5)
     log_ratio = 0.3 * torch.randn(mask.shape, generator=generator) + torch.tensor(shifts or SHIFTS)[:, None]
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    batch["old_per_token_logps"] = TRLInterface(trainer).score(trainer.model, *scored)[0] - log_ratio
+    batch["old_per_token_logps"] = TRLInterface(trainer).score(*scored)[0] - log_ratio
     batch["sampling_per_token_logps"] = None  # so that the old ones are the sampler's
     return batch, log_ratio * mask
 
@@ -194,7 +194,7 @@ def test_gspo_on_policy_is_the_loss_of_tokens(loss_type: str, tmp_path: Path) ->
     # With old log-probabilities that are the current ones the mean of log-ratios is 0 but for rounding.
     batch, trainer = batches[1], trainers[1]
     scored = batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"]
-    batch["old_per_token_logps"] = TRLInterface(trainer).score(trainer.model, *scored)[0]
+    batch["old_per_token_logps"] = TRLInterface(trainer).score(*scored)[0]
     loss = trainer.compute_loss(trainer.model, batch)
     torch.testing.assert_close(loss, losses[0], rtol=1e-5, atol=1e-7)
     for one, other in zip(parameter_gradients(trainer, loss), gradients[0], strict=True):

@@ -115,7 +115,7 @@ def test_off_policy_tokens_are_weighted_and_clipped_one_by_one(loss_type: str, t
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
     # Inside and outside the clip on both sides, by column, so that every row has all of them.
     ratio = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5]).repeat(mask.shape[1])[: mask.shape[1]].expand(mask.shape)
-    batch["old_per_token_logps"] = TRLInterface(trainer).score(trainer.model, *scored)[0] - ratio.log()
+    batch["old_per_token_logps"] = TRLInterface(trainer).score(*scored)[0] - ratio.log()
     is_clipped = torch.where(advantages > 0, ratio > 1 + EPSILON, ratio < 1 - EPSILON)
     factor = ratio * ~is_clipped
     if loss_type == "cispo":
@@ -217,8 +217,8 @@ def test_masked_labels_leave_agent_tokens_as_they_were(tmp_path: Path) -> None:
     trainer = prepared(tmp_path)
     batch = played(trainer)
     ids, attention_mask, mask = batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"]
-    masked = TRLInterface(trainer).score(trainer.model, ids, attention_mask, mask)[0]
-    unmasked = TRLInterface(trainer).score(trainer.model, ids, attention_mask, attention_mask)[0]
+    masked = TRLInterface(trainer).score(ids, attention_mask, mask)[0]
+    unmasked = TRLInterface(trainer).score(ids, attention_mask, attention_mask)[0]
     with torch.no_grad():
         logits = trainer.model(input_ids=ids, attention_mask=attention_mask).logits[:, :-1]
     by_hand = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]

@@ -187,7 +187,7 @@ def test_recorded_logprobs_are_those_of_the_rows(history: Any, tmp_path: Path) -
     batch = trainer._generate_and_score_completions(ROWS)
     old, mask = batch["old_per_token_logps"], batch["agent_token_mask"]
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    recomputed = TRLInterface(trainer).score(trainer.model, *scored)[0]
+    recomputed = TRLInterface(trainer).score(*scored)[0]
     torch.testing.assert_close(old * mask, recomputed * mask, rtol=0, atol=1e-5)
     assert not torch.equal(old * mask, recomputed * mask)  # recorded, not recomputed
     assert (old * mask)[mask == 1].max() < 0

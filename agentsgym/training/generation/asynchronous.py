@@ -14,14 +14,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from datasets import IterableDataset
 
-from agentsgym.agents.base import Agent, AsyncAgent
+from agentsgym.agents.base import Agent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.envs.finished import FinishedRollouts
@@ -32,7 +33,7 @@ from agentsgym.rollouts.driver import TrialStream
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.generation.in_flight import GroupsInFlight, TaskOrder, TaskSource
-from agentsgym.training.metrics.rollouts import RolloutSummary, StalenessSums, staleness_metrics
+from agentsgym.training.metrics.rollouts import RolloutSummary, staleness_metrics
 
 if TYPE_CHECKING:
     from agentsgym.envs.dataset_rows import DatasetRow
@@ -72,6 +73,7 @@ class RolloutsAhead:
 
     Attributes:
         waited_s: Seconds for which :meth:`take` waited for the latest batch.
+        num_updates: The number of generation batches that were trained on.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class RolloutsAhead:
         self._places: dict[str, tuple[int, int, Trial]] = {}  # by session: group number, index in the group, trial
         self._played: dict[int, dict[int, Trajectory]] = {}
         self._prepared: set[int] = set()
-        self._num_updates = self._next_batch = 0
+        self.num_updates = self._next_batch = 0
         self._changed = threading.Condition()
         self._agent, self._hooks = agent, FinishedRollouts(self._went_through, self._take_later)
         self._stream = TrialStream(agent, self._finished, max_concurrent=self._num_live, **options)
@@ -119,7 +121,7 @@ class RolloutsAhead:
         """
         since = time.monotonic()
         with self._changed:
-            self._num_updates = self._next_batch = num_updates
+            self.num_updates = self._next_batch = num_updates
             self._prepared.clear()
             self._begin()
             while (numbers := self._in_flight.take(num_updates)) is None:
@@ -135,11 +137,6 @@ class RolloutsAhead:
                 taken.append((self._begun.pop(number), [played[index] for index in range(len(played))]))
             return taken
 
-    @property
-    def num_updates(self) -> int:
-        """The number of generation batches that were trained on."""
-        return self._num_updates
-
     def no_new_groups(self) -> AbstractContextManager[Any]:
         """Return a context in which no group begins, since its draw may depend on values that are being changed."""
         return self._changed
@@ -153,9 +150,9 @@ class RolloutsAhead:
     def _begin(self) -> None:
         """Begin as many groups as possible."""
         last = None if self._num_batches is None else self._num_batches - 1
-        while self._in_flight.may_begin(self._num_updates, self._next_batch, last):
+        while self._in_flight.may_begin(self.num_updates, self._next_batch, last):
             group = next(self._groups)
-            self._in_flight.begin(group.number, self._num_updates)
+            self._in_flight.begin(group.number, self.num_updates)
             self._begun[group.number], self._played[group.number] = group, {}
             for index, trial in enumerate(group.trials):
                 self._places[trial.session_id] = group.number, index, trial
@@ -277,9 +274,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
 
     @property
     def _player(self) -> Agent:
-        if self._ahead is None:
-            return self.agent
-        return _SharedAsync(self.agent) if callable(getattr(self.agent, "aact", None)) else _SharedAgent(self.agent)
+        return self.agent if self._ahead is None else _Shared(self.agent)
 
     def _play_ahead(self, size: int, num_rollouts: int) -> RolloutsAhead:
         """Start playing ahead, for batches of ``size`` groups on this rank."""
@@ -319,28 +314,30 @@ class AsyncRolloutGenerator(RolloutGenerator):
             rows += [group.row] * len(own)
             trajectories += [replace(trajectory, task_index=index) for trajectory in own]
         first, summaries = process_state().process_index * len(rows), list[RolloutSummary]()
-        facts: list[tuple[list[tuple[int, int]], StalenessSums]] = []  # group number and row index of each; staleness
         with error.capturing():
             summaries = self._summaries(rows, trajectories, [one.task_index for one in trajectories])
             if self._failures is not None:
                 for trajectory in trajectories:
                     self._failures.note(trajectory)
-            num_updates, at = self._args.generations_at(phase.step), self._args.generations_at
-            waited_s = 0.0 if self._ahead is None else self._ahead.waited_s
-            staleness = StalenessSums.of(trajectories, lambda version: num_updates - at(version), waited_s)
-            facts = [([(group.number, group.row_index) for group, _ in played], staleness)]
             self.policy.forget([trajectory.session_id for trajectory in trajectories])
         rollouts = all_gather_objects(summaries, error.first)
-        everyone = all_gather_objects(facts)
-        trained = [one for groups, _ in everyone for one in groups]
+        ahead = cast("RolloutsAhead", self._ahead)  # exists, since no rank has an error
+        versions = [
+            [turn.policy_version for turn in one.turns if turn.policy_version is not None] for one in trajectories
+        ]
+        own_groups = [(group.number, group.row_index) for group, _ in played]
+        groups, versions, waits_s = zip(*all_gather_objects([(own_groups, versions, ahead.waited_s)]), strict=True)
+        trained = list(chain.from_iterable(groups))
         self._tasks.trained(number for number, _ in trained)
         if self._curriculum is not None:
             trained_rows = [self._dataset[index] for _, index in trained for _ in range(phase.num_rollouts)]
-            with nullcontext() if self._ahead is None else self._ahead.no_new_groups():
+            with ahead.no_new_groups():
                 self._curriculum.record(trained_rows, rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
-        return replace(batch, metrics=staleness_metrics([ages for _, ages in everyone]))
+        num_updates, at = self._args.generations_at(phase.step), self._args.generations_at
+        known = list(chain.from_iterable(versions))
+        return replace(batch, metrics=staleness_metrics(known, lambda version: num_updates - at(version), waits_s))
 
     def _end_ahead(self) -> None:
         if self._ahead is not None:
@@ -350,15 +347,10 @@ class AsyncRolloutGenerator(RolloutGenerator):
             self._ahead_pool.close()
 
 
-class _SharedAgent(Agent):
+class _Shared(Agent):
     """Wraps a shared agent so that the end of a rollout does not call its ``finish``."""
 
-    def __init__(self, inner: Agent) -> None:
-        self.act = inner.act
-
-
-class _SharedAsync(AsyncAgent):
-    """Wraps a shared asynchronous agent so that the end of a rollout does not call its ``finish``."""
-
     def __init__(self, inner: Any) -> None:
-        self.aact = inner.aact
+        self.act = inner.act
+        if callable(getattr(inner, "aact", None)):
+            self.aact = inner.aact

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from transformers import TrainerCallback
 
-from agentsgym.ranks import RolloutsAbortedError
+from agentsgym.ranks import RolloutsAbortedError, process_state
 from agentsgym.rollouts.scheduler import GRACE_S
 from agentsgym.training.lifecycle.resuming import take_generator_states
 from agentsgym.training.lifecycle.signals import DEFAULTS, ReceivedSignal, SignalWatch
@@ -339,7 +339,7 @@ class Preemption(TrainerCallback):
         notice = self._watch.notice  # read once: a later signal is handled by the next call
         has_notice = notice is not None
         is_urgent = notice is not None and not self._fits(notice)
-        if self._trl.num_ranks > 1:
+        if process_state().num_processes > 1:
             came = [notice is not None and notice.signum == signum for signum in DEFAULTS]
             flags = torch.tensor([has_notice, is_urgent, *came], dtype=torch.int32)
             total: list[int] = self._trl.sum_over_ranks(flags.to(self._trl.device)).tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

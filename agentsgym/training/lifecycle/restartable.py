@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -44,41 +43,7 @@ _ESTIMATOR_FILE = "estimator.json"
 _CURRICULUM_FILE = "curriculum.json"
 _ORDER_FILE = "task_order.json"
 _REFERENCE_FILE = "reference.safetensors"
-_open: WeakSet[OpenTrainer] = WeakSet()
-
-
-class OpenTrainer:
-    """Registers a trainer as open; closing the last open trainer of a process destroys the process group."""
-
-    def __init__(self) -> None:
-        """Register the trainer; it is unregistered when it is garbage-collected."""
-        _open.add(self)
-
-    def check(self) -> None:
-        """Raise :class:`AgentsGymError` if the trainer is closed."""
-        if self not in _open:
-            raise AgentsGymError("this trainer, its pool and its process group are closed: create another trainer")
-
-    def close(self, release: Callable[[], None], *, after_error: bool) -> None:
-        """Release the trainer, and destroy the process group if no trainer is left open; a second call does nothing.
-
-        Collective, unless ``after_error``.
-
-        Args:
-            release: Stops background work, and drops references to the process group.
-            after_error: Whether an error ended the run, so that other ranks are not waited for.
-        """
-        if self not in _open:
-            return
-        _open.discard(self)
-        if not after_error:
-            PartialState().wait_for_everyone()  # no rank leaves while another is still sending
-        try:
-            release()
-        finally:
-            gc.collect()
-        if not _open:
-            end_process_group()
+_open: WeakSet[RestartableTrainer] = WeakSet()  # closing the last of this process destroys the process group
 
 
 def end_process_group() -> None:
@@ -92,23 +57,23 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
     """TRL's trainer with atomic checkpoints, from which runs resume exactly."""
 
     args: GRPOEnvConfig
+    _trl: TRLInterface
     value_model: ValueModel | None
     generator: RolloutGenerator
     observers: list[BatchObserver]
     environments: Environments
     curriculum: Curriculum | None = None
 
-    def _set_up_lifecycle(self, trl: TRLInterface) -> None:
+    def _set_up_lifecycle(self) -> None:
         """Set up checkpoints, preemption and checks for NaN and infinity; called at the end of the constructor."""
-        self._checkpoints = CheckpointWriter(trl, self.args, self._facts)
+        self._checkpoints = CheckpointWriter(self._trl, self.args, self._facts)
         self._resumed = ResumePoint()
-        self._trl_interface = trl
-        self._preemption = Preemption(trl, self.args, self._stateful_parts)
+        self._preemption = Preemption(self._trl, self.args, self._stateful_parts)
         self._finite_check = NonFiniteCheck(self.value_model)
         self.add_callback(RestoreDataOrder())
         self.add_callback(self._finite_check)
         self.add_callback(self._preemption)
-        self._open_trainer = OpenTrainer()
+        _open.add(self)
 
     def _facts(self) -> dict[str, Any]:
         return facts_of(self.args, self.train_dataset, self.environments.env_config)
@@ -137,13 +102,24 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         self._close(after_error=False)
 
     def _close(self, *, after_error: bool) -> None:
-        def release() -> None:
+        if self not in _open:
+            return
+        _open.discard(self)
+        if not after_error:
+            PartialState().wait_for_everyone()  # no rank leaves while another is still sending
+        try:
             self.generator.close()
             for observer in self.observers:
                 observer.close()
-            self._trl_interface.release()
+            self._trl.release()
+        finally:
+            gc.collect()
+        if not _open:
+            end_process_group()
 
-        self._open_trainer.close(release, after_error=after_error)
+    def _check_open(self) -> None:
+        if self not in _open:
+            raise AgentsGymError("this trainer, its pool and its process group are closed: create another trainer")
 
     @property
     def estimator(self) -> BoundEstimator:
@@ -171,14 +147,14 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             NonFiniteError: A loss, a gradient or a weight became NaN or infinite.
             AgentsGymError: The trainer is closed.
         """
-        self._open_trainer.check()
+        self._check_open()
         self._begin_run()
         self._resumed = ResumePoint()
         if resume_from_checkpoint is None:
             resume_from_checkpoint = self.args.resume_from_checkpoint
         if resume_from_checkpoint:
             *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())
-            facts, run_folder = self._facts(), Path(self._trl_interface.run_folder())
+            facts, run_folder = self._facts(), Path(self._trl.run_folder())
             self._resumed = find_resume_point(resume_from_checkpoint, run_folder, self.args, facts, max_steps)
         folder = self._resumed.folder
         if folder is not None:
@@ -187,7 +163,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             groups_per_batch = cast("int", self.args.generation_batch_size) // cast("int", self.args.num_generations)
             self.generator.begin_run(self.args.generations_at(self._resumed.step) * groups_per_batch)
             load_order(folder, self.generator.order)
-            load_reference(folder, self._trl_interface.synced_reference())
+            load_reference(folder, self._trl.synced_reference())
         train = partial(super().train, None if folder is None else str(folder), *args, **kwargs)
         with contextlib.ExitStack() as stack:
             for observer in self.observers:
@@ -196,7 +172,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
 
     def _check_can_evaluate(self) -> None:
         """Raise if the trainer is closed, or if transformers would set up DeepSpeed only for evaluation."""
-        self._open_trainer.check()
+        self._check_open()
         if self.is_deepspeed_enabled and self.deepspeed is None:
             raise ConfigError("with DeepSpeed, evaluate() works only after training has begun: set eval_on_start=True")
 
@@ -217,7 +193,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         Raises:
             NonFiniteError: A weight is NaN or infinite; nothing is written.
         """
-        self._open_trainer.check()
+        self._check_open()
         self._finite_check.check_before_saving(self.model)
         with self._checkpoints.deferring_errors():
             super().save_model(output_dir, _internal_call)
@@ -225,13 +201,13 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
                 folder = Path(output_dir or cast("str", self.args.output_dir))
                 save_checkpoint(folder, self.estimator, self.value_model)
                 if _internal_call:
-                    reference = self._trl_interface.synced_reference()
+                    reference = self._trl.synced_reference()
                     save_run_state(folder, self.curriculum, self.generator.order, reference)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save a checkpoint as transformers does, under a temporary name until it is complete."""
         is_stopping = self._preemption.is_stopping
-        with self._trl_interface.saving_all_state() if is_stopping else contextlib.nullcontext():
+        with self._trl.saving_all_state() if is_stopping else contextlib.nullcontext():
             self._checkpoints.write(partial(super()._save_checkpoint, model, trial), trial)
 
 

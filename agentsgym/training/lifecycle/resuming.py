@@ -284,24 +284,6 @@ def generations_before(step: int, args: GRPOEnvConfig) -> int:
     return args.generations_at(step)
 
 
-def check_alignment(args: GRPOEnvConfig, num_microbatches: int, max_steps: int) -> None:
-    """Raise :class:`ConfigError` for a run whose optimizer steps do not stay aligned with its generation batches.
-
-    Args:
-        args: The settings.
-        num_microbatches: Micro-batches per epoch, the last of which always ends an optimizer step.
-        max_steps: Total optimizer steps of the run.
-    """
-    accumulation = args.gradient_accumulation_steps
-    has_several_epochs = max_steps > math.ceil(num_microbatches / accumulation)
-    if num_microbatches % accumulation and has_several_epochs:
-        raise ConfigError(
-            f"gradient_accumulation_steps={accumulation} must divide steps_per_generation * num_iterations "
-            f"({args.micro_steps_per_generation}) or the number of micro-batches per epoch ({num_microbatches}): "
-            "otherwise checkpoints cannot be resumed exactly"
-        )
-
-
 class RestoreDataOrder(TrainerCallback):
     """Restores the task order of a resumed run, and rejects a run whose checkpoints could not be resumed.
 
@@ -310,9 +292,20 @@ class RestoreDataOrder(TrainerCallback):
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        """Draw the orders of the completed epochs."""
+        """Draw the orders of the completed epochs.
+
+        Raises:
+            ConfigError: Optimizer steps do not stay aligned with generation batches.
+        """
         if train_dataloader is not None and not isinstance(train_dataloader.dataset, IterableDataset):
-            check_alignment(args, len(train_dataloader), state.max_steps)
+            accumulation, num_microbatches = args.gradient_accumulation_steps, len(train_dataloader)
+            has_several_epochs = state.max_steps > math.ceil(num_microbatches / accumulation)
+            if num_microbatches % accumulation and has_several_epochs:  # an epoch's last one always ends a step
+                raise ConfigError(
+                    f"gradient_accumulation_steps={accumulation} must divide steps_per_generation * num_iterations "
+                    f"({args.micro_steps_per_generation}) or the number of micro-batches per epoch "
+                    f"({num_microbatches}): otherwise checkpoints cannot be resumed exactly"
+                )
         batches: Any = getattr(train_dataloader, "batch_sampler", None)
         while hasattr(batches, "batch_sampler"):  # with several ranks, accelerate wraps it to split batches
             batches = batches.batch_sampler

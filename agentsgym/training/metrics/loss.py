@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 NUM_TURNS: Final = 100  # turn indices in metric names have two digits
 ADDED_LOSSES: Final = ("value_loss", "observation_loss", "demonstration_loss")
-STATISTICS: Final = ("entropy", "ratio", "clip_ratio", "advantage")
 
 
 class LossStatistics:
@@ -33,7 +32,7 @@ class LossStatistics:
 
     def clear(self) -> None:
         """Discard the recorded statistics."""
-        self._turns = TurnStatistics(names=self._names, device=self._device)
+        self._turns = TurnStatistics(self._names, device=self._device)
         self._log_ratios: list[float] = []
         # the sum of each loss beside TRL's, and the number of its terms
         self._means = {name: torch.zeros(2, device=self._device) for name in ADDED_LOSSES}
@@ -86,18 +85,14 @@ class TurnStatistics:
     cover turns that have little in common, and few rollouts have that many.
     """
 
-    def __init__(
-        self, num_turns: int = NUM_TURNS, names: Sequence[str] = STATISTICS, *, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, names: Sequence[str], num_turns: int = NUM_TURNS, *, device: torch.device | str = "cpu") -> None:
         """Start empty.
 
         Args:
-            num_turns: Number of turns that are recorded; the same on all ranks.
             names: The quantities to sum, the same on all ranks; without ``"clip_ratio"`` if the loss does not clip.
+            num_turns: Number of turns that are recorded; the same on all ranks.
             device: The device of micro-batches.
         """
-        if num_turns < 1 or not names:
-            raise ValueError(f"statistics need a turn and a name, got {num_turns!r} turns and the names {names!r}")
         self.num_turns, self.names = num_turns, tuple(names)
         # The first row counts tokens; the last column is for tokens that belong to no recorded turn.
         self._sums = torch.zeros(1 + len(self.names), num_turns + 1, device=device)
@@ -109,8 +104,6 @@ class TurnStatistics:
             turn_index: (B, T), long: the turn that a token belongs to, -1 on all tokens but the agent's.
             values: For each name (B, T), or (B, 1) for one number per row; detached, and used only on agent tokens.
         """
-        if values.keys() != set(self.names):
-            raise ValueError(f"expected the statistics {', '.join(self.names)}, got {', '.join(values) or 'none'}")
         is_kept = (turn_index >= 0) & (turn_index < self.num_turns)
         columns = turn_index.where(is_kept, self.num_turns).flatten()  # (B·T,)
         rows = [torch.ones_like(turn_index), *(values[name].detach().expand_as(turn_index) for name in self.names)]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from agentsgym.fields import is_bool, is_int, is_positive_number, require
+from agentsgym.ranks import process_state
 from agentsgym.seeding import derive_seed
 from agentsgym.training.objectives.objective import Objective, Terms
 from agentsgym.training.selection.imitate import IGNORED, check_ids, imitation_rows
@@ -96,7 +97,8 @@ class DemonstrationLoss(Objective):
         trl = self._trl
         self._num_drawn = self._num_drawn + 1 if trl.global_step == self._step else 0
         self._step = trl.global_step
-        generator = Random(derive_seed("demonstrations", self._seed, trl.rank, self._step, self._num_drawn))
+        parts = (self._seed, process_state().process_index, self._step, self._num_drawn)
+        generator = Random(derive_seed("demonstrations", *parts))
         rows = generator.choices(self._rows, k=self._size)
         columns = [(row["input_ids"], [1] * len(row["input_ids"]), row["labels"]) for row in rows]
         ids, attention_mask, labels = padded_columns(columns, _PADDING, trl.device)

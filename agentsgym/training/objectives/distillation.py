@@ -109,7 +109,7 @@ class TeacherAdvantages(Objective):
         Returns:
             log q - log p, (B, L); 0.0 on all other tokens.
         """
-        own, score = tokens.recorded_logprobs, partial(self._trl.score_policy, with_entropies=False)
+        own, score = tokens.recorded_logprobs, partial(self._trl.score, with_entropies=False)
         if own is None or bool(own[mask.bool()].isnan().any()):
             own = score(tokens.ids, tokens.attention_mask, mask)[0]
         columns = self.teacher_rows(tokens, mask, trajectories)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from agentsgym.training._trl import TRLInterface
     from agentsgym.training.observing import ObservedBatch
 
-KINDS: Final = ("shared", "separate")
 VALUE_HEAD_FILE: Final = "value_head.safetensors"
 
 
@@ -64,14 +63,12 @@ class ValueModel(nn.Module):
         Args:
             policy: A causal language model of transformers, with or without PEFT adapters; neither wrapped nor
                 sharded.
-            kind: ``"shared"`` or ``"separate"``.
+            kind: ``"shared"`` or ``"separate"``, as the settings have checked.
             learning_rate: Learning rate of the head, and of the copy.
             loss_weight: Factor of :meth:`loss`.
             context: Returns the context in which the trunk is run, such as ``accelerator.autocast``.
         """
         super().__init__()
-        if kind not in KINDS:
-            raise ConfigError(f"value_head must be 'shared' or 'separate', got {kind!r}")
         base = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
         lm_head = base.get_output_embeddings()
         self.learning_rate = learning_rate
@@ -187,10 +184,6 @@ class ValueModel(nn.Module):
             dist.all_reduce(parameter.grad)  # pyright: ignore[reportUnknownMemberType]
             parameter.grad /= num_ranks
 
-    def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients down to a norm, and return the norm that they had; 0 leaves them as they are."""
-        return nn.utils.clip_grad_norm_(self.parameters(), max_norm or float("inf"))
-
     def save(self, folder: str | Path) -> None:
         """Write ``value_head.safetensors``: the head, and the trunk if it is separate."""
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.state_dict().items()}
@@ -276,7 +269,7 @@ class ValueLoss(Objective):
         self._value_model.reduce_gradients()
         check_value_gradients(self._value_model, state.global_step + 1)
         if args.max_grad_norm:
-            self._value_model.clip(args.max_grad_norm)
+            nn.utils.clip_grad_norm_(self._value_model.parameters(), args.max_grad_norm)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Clear the gradients that were just used."""

@@ -225,40 +225,33 @@ class LogprobGapSums:
 def gap_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
     """Compute the logged metrics of the gap between sampler and model, and of what a correction for it costs.
 
+    Without any token, the gap and KL are 0 and the ratio is 1, so that the names are always the same.
+
     Returns:
-        The metrics of :func:`difference_metrics`, ``sampling/effective_sample_size`` over the rows of all ranks,
-        ``sampling/effective_sample_size_of_tokens`` over their agent tokens, and with a correction
-        ``sampling/cut_fraction``, the fraction of agent tokens that it masks or clips to a bound.
+        The metrics of the differences over the tokens of all ranks, with TRL's names, but of unclipped ratios;
+        ``sampling/effective_sample_size`` over the rows of all ranks, ``sampling/effective_sample_size_of_tokens`` over
+        their agent tokens, and with a correction ``sampling/cut_fraction``, the fraction of agent tokens that it masks
+        or clips to a bound.
     """
+    num_tokens = sum(rank.num_compared for rank in ranks)
+    divisor = max(1, num_tokens)
+    ratios, squares = sum(rank.ratio for rank in ranks), sum(rank.ratio_squared for rank in ranks) * num_tokens
     log_ratios = [log_ratio for rank in ranks for log_ratio in rank.row_log_ratios]
-    metrics = difference_metrics(ranks) | {"sampling/effective_sample_size": effective_sample_size(log_ratios)}
-    squares = sum(rank.ratio_squared for rank in ranks) * sum(rank.num_compared for rank in ranks)
-    metrics["sampling/effective_sample_size_of_tokens"] = (
-        sum(rank.ratio for rank in ranks) ** 2 / squares if squares else 1.0
-    )
+    metrics = {
+        "sampling/sampling_logp_difference/mean": sum(rank.gap for rank in ranks) / divisor,
+        "sampling/sampling_logp_difference/max": max(rank.largest_gap for rank in ranks),
+        "sampling/importance_sampling_ratio/min": min(rank.ratio_min for rank in ranks) if num_tokens else 1.0,
+        "sampling/importance_sampling_ratio/mean": ratios / divisor if num_tokens else 1.0,
+        "sampling/importance_sampling_ratio/max": max(rank.ratio_max for rank in ranks) if num_tokens else 1.0,
+        "sampling/kl/k1": -sum(rank.log_ratio for rank in ranks) / divisor if num_tokens else 0.0,
+        "sampling/kl/k3": sum(rank.k3 for rank in ranks) / divisor,
+        "sampling/effective_sample_size": effective_sample_size(log_ratios),
+        "sampling/effective_sample_size_of_tokens": ratios**2 / squares if squares else 1.0,
+    }
     cut = [rank.num_cut for rank in ranks if rank.num_cut is not None]
     if cut:
         metrics["sampling/cut_fraction"] = sum(cut) / max(1, sum(rank.num_tokens for rank in ranks))
     return metrics
-
-
-def difference_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
-    """Compute only the metrics of the differences, over the tokens of all ranks.
-
-    They have TRL's names, but the ratios are unclipped. Without any token, the gap and KL are 0 and the ratio is 1, so
-    that the names are always the same.
-    """
-    num_tokens = sum(rank.num_compared for rank in ranks)
-    divisor = max(1, num_tokens)
-    return {
-        "sampling/sampling_logp_difference/mean": sum(rank.gap for rank in ranks) / divisor,
-        "sampling/sampling_logp_difference/max": max(rank.largest_gap for rank in ranks),
-        "sampling/importance_sampling_ratio/min": min(rank.ratio_min for rank in ranks) if num_tokens else 1.0,
-        "sampling/importance_sampling_ratio/mean": sum(rank.ratio for rank in ranks) / divisor if num_tokens else 1.0,
-        "sampling/importance_sampling_ratio/max": max(rank.ratio_max for rank in ranks) if num_tokens else 1.0,
-        "sampling/kl/k1": -sum(rank.log_ratio for rank in ranks) / divisor if num_tokens else 0.0,
-        "sampling/kl/k3": sum(rank.k3 for rank in ranks) / divisor,
-    }
 
 
 def _ratio(old: torch.Tensor, sampling: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
