@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.envs.dataset_rows import tasks_of_rows
-from agentsgym.envs.datasets.environments import stored_columns
 from agentsgym.envs.datasets.options import tasks_of
 from agentsgym.errors import StoreError, did_you_mean
 from agentsgym.store.reader import RolloutStore
@@ -20,7 +19,6 @@ from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.types import Trajectory
 
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -71,16 +69,6 @@ def check_store_path(path: Path | None, *, resume: bool = False) -> None:
         RolloutStore.writer(path).close()
     except StoreError as error:
         raise UsageError(sentence_of(error)) from error
-
-
-def store_episode(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> None:
-    """Store an episode that was played in the terminal.
-
-    Raises:
-        StoreError: The store cannot be written.
-    """
-    with RolloutStore.writer(path, source="play", agent=agent) as writer:
-        writer.add(trajectory, **stored_columns(env, trajectory), tokenizer=writer.keep_tokenizer(env.tokenizer))
 
 
 def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:

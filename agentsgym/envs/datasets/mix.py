@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import ROW_COLUMNS, check_task_keys, class_path, plain_part
 from agentsgym.envs.datasets.environments import find, register
+from agentsgym.envs.datasets.options import dataset_of_rows
 from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_positive_number, or_none, require
 from agentsgym.seeding import derive_seed
@@ -86,13 +87,7 @@ def mix(
     shuffled = {name: _shuffled_passes(own, derive_seed("mix rows", seed, name)) for name, own in rows.items()}
     ranked = sorted(rows, key=lambda name: derive_seed("mix", seed, name))
     mixed = [next(shuffled[ranked[index]]) for index in schedule([integers[name] for name in ranked], count)]
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # the import takes half a second, and playing does not need it
-
-    columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
-    columns |= {LABEL_COLUMN: Value("string")}
-    columns |= {key: Json() for row in mixed for key in row if key not in columns}
-    filled = [{key: row.get(key) for key in columns} for row in mixed]
-    return Dataset.from_list(filled, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]
+    return dataset_of_rows(mixed, LABEL_COLUMN)
 
 
 def schedule(weights: Sequence[int], count: int) -> list[int]:
