@@ -96,9 +96,6 @@ class AgentRun:
     anchors: Anchors | None = None
 
 
-_ENDS = {Terminated: ("stopped by SIGTERM", TERMINATED), KeyboardInterrupt: ("stopped by Ctrl-C", 1)}
-
-
 def run_agent(player: Player, plan: Plan) -> AgentRun:
     """Play all episodes of a plan with one agent; after an error, Ctrl-C or SIGTERM, return the finished ones."""
     references, tasks = anchors_of(player.env), tasks_of_rows(player.env, plan.tasks, "tasks")
@@ -130,8 +127,10 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
                     writer.close(strict=evaluation is not None)
         except AgentsGymError as error:
             ended_by = sentence_of(error).replace("max_failed_fraction = ", "--max-failed ")
-        except (KeyboardInterrupt, Terminated) as stop:
-            ended_by, exit_code = _ENDS[Terminated if isinstance(stop, Terminated) else KeyboardInterrupt]
+        except KeyboardInterrupt:
+            ended_by = "stopped by Ctrl-C"
+        except Terminated:
+            ended_by, exit_code = "stopped by SIGTERM", TERMINATED
     anchors = [anchors_of_info(one.info) if references is None else references(tasks[one.task_index]) for one in played]
     if evaluation is None and played:
         clusters = None if plan.cluster_by is None else [repr(tasks[one.task_index][plan.cluster_by]) for one in played]

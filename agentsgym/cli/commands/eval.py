@@ -102,10 +102,9 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         temperature=temperature,
         max_turn_tokens=max_turn_tokens,
     )
-    dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
     with usage_errors():
         env = named.build()
-    found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=num_tasks, seed=seed)
+    found = tasks_for(env, named, path=tasks, split=split, dataset=dataset, most=num_tasks, seed=seed)
     for index, task in enumerate(found if cluster_by is not None else ()):
         if cluster_by not in (fields := task.get("task_data", task)):
             raise UsageError(f"--cluster-by: task {index} has no key {cluster_by!r}{did_you_mean(cluster_by, fields)}")

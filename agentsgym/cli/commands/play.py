@@ -67,8 +67,7 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
         max_turn_tokens=max_turn_tokens,
     )
     env, player = _player(agent, named, settings)
-    dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
-    found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=_MAX_TASKS, seed=settings.seed)
+    found = tasks_for(env, named, path=tasks, split=split, dataset=dataset, most=_MAX_TASKS, seed=settings.seed)
     if agent is None:
         remark("Type your reply after the >; Ctrl-D quits.", "dim")
     try:
