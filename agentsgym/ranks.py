@@ -102,12 +102,10 @@ def raise_on_all_ranks() -> Generator[None]:
     Raises:
         AgentsGymError: Another rank failed; the failing rank raises its own error.
     """
-    error: Exception | None = None
-    try:
+    error = DeferredError()
+    with error.capturing():
         yield
-    except Exception as raised:  # noqa: BLE001  # re-raised below, together with the other ranks
-        error = raised
-    all_gather_objects((), error)
+    all_gather_objects((), error.first)
 
 
 class DeferredError:

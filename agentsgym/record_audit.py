@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 from agentsgym.credit.components import reward_mismatch
 from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_rewards
-from agentsgym.errors import AgentsGymError, ConfigError
+from agentsgym.errors import AgentsGymError
+from agentsgym.fields import is_bool, is_dict, is_int, is_str, or_none, require
 from agentsgym.texts import shortened, shown
 from agentsgym.types import StopReason, Trajectory
 
@@ -146,8 +147,7 @@ def audit(
     >>> audit([Trajectory(token_ids=[], turns=[], messages=[], final_reward=1.0, stop_reason=StopReason.MAX_TOKENS)]).ok
     False
     """
-    if vocabulary_size is not None and (type(vocabulary_size) is not int or vocabulary_size < 1):
-        raise ConfigError(f"vocabulary_size must be a positive int or None, got {shown(vocabulary_size)}")
+    require("vocabulary_size", vocabulary_size, or_none(is_int(1)), "a positive int or None")
     check_credit("step" if turn_credit is None else turn_credit, "spread" if token_credit is None else token_credit)
     expected = _Expected(vocabulary_size or math.inf, turn_credit, token_credit, final_reward_is_sum)
     problems: list[Problem] = []
@@ -185,14 +185,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _is_index(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return _are_numbers([value])
-
-
 def _are_numbers(values: Any) -> bool:
     # Checking types instead of values is fast: a row has thousands of tokens, but only one or two types of numbers.
     return _is_list(values) and all(kind is not bool and issubclass(kind, Real) for kind in set[Any](map(type, values)))
@@ -204,25 +196,26 @@ def _is_message(value: Any) -> bool:
 
 
 _Kinds = Mapping[tuple[str, Callable[[Any], bool]], tuple[str, ...]]
-_INDEX, _LIST, _NUMBER = (("an int >= 0", _is_index), ("a list", _is_list), ("a number", _is_number))
+_INDEX, _LIST = ("an int >= 0", is_int(0)), ("a list", _is_list)
+_NUMBER: tuple[str, Callable[[Any], bool]] = ("a number", lambda value: _are_numbers([value]))
 _TRAJECTORY_FIELDS: _Kinds = {
     _LIST: ("token_ids", "turns", "messages"),
     _NUMBER: ("final_reward",),
     _INDEX: ("task_index", "rollout_index"),
     ("a StopReason", lambda value: isinstance(value, StopReason)): ("stop_reason",),
     ("a list of numbers", _are_numbers): ("per_token_rewards",),
-    ("a list of numbers or None", lambda value: value is None or _are_numbers(value)): ("logprobs",),
-    ("a str", lambda value: isinstance(value, str)): ("session_id",),
-    ("a str or None", lambda value: isinstance(value, str | None)): ("error",),
-    ("a dict", lambda value: isinstance(value, Mapping)): ("info", "final_rewards"),
+    ("a list of numbers or None", or_none(_are_numbers)): ("logprobs",),
+    ("a str", is_str): ("session_id",),
+    ("a str or None", or_none(is_str)): ("error",),
+    ("a dict", is_dict): ("info", "final_rewards"),
 }
 _TURN_FIELDS: _Kinds = {
     _INDEX: ("start", "stop", "episode", "message_index", "prompt_start"),
     _NUMBER: ("reward",),
-    ("True or False", lambda value: isinstance(value, bool)): ("invalid", "exact"),
-    ("a list or None", lambda value: value is None or _is_list(value)): ("prompt_messages",),
-    ("a dict or None", lambda value: isinstance(value, Mapping | None)): ("role_rewards",),
-    ("an int >= 0 or None", lambda value: value is None or _is_index(value)): ("policy_version", "parent"),
+    ("True or False", is_bool): ("invalid", "exact"),
+    ("a list or None", or_none(_is_list)): ("prompt_messages",),
+    ("a dict or None", or_none(is_dict)): ("role_rewards",),
+    ("an int >= 0 or None", or_none(is_int(0))): ("policy_version", "parent"),
 }
 
 

@@ -41,7 +41,7 @@ _html_of = deferred("agentsgym.reports.html", "trajectory_html")
 _of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")
 _rollout_dict_of = deferred("agentsgym.batch.views", "rollout_dict")
 _role_components_of = deferred("agentsgym.credit.components", "role_components")
-_frame_of = deferred("agentsgym.reports.frames", "trajectory_frame")
+_frame_of = deferred("agentsgym.reports.frames", "rollouts_frame")
 
 
 class Message(TypedDict):
@@ -345,16 +345,15 @@ class Trajectory:
         """Return an entry for TRL's ``rollout_func``: see :func:`~agentsgym.batch.views.rollout_dict`."""
         return _rollout_dict_of(self)
 
-    def to_pandas(self, by: Literal["turn", "token"] = "turn") -> DataFrame:
-        """Return a table with one row per turn or per token.
+    def to_pandas(self, by: Literal["rollout", "turn", "token"] = "turn") -> DataFrame:
+        """Return a table with one row, or with one per turn or per token.
 
-        The columns are those of :func:`~agentsgym.reports.frames.turn_rows` and
-        :func:`~agentsgym.reports.frames.token_rows`.
+        The columns are those of :func:`~agentsgym.reports.frames.rollout_row`, ``turn_rows`` and ``token_rows``.
 
         Raises:
-            ConfigError: ``by`` is neither ``"turn"`` nor ``"token"``.
+            ConfigError: ``by`` has another value.
         """
-        return _frame_of(self, by)
+        return _frame_of([self], by)
 
     @property
     def agent_token_mask(self) -> list[int]:

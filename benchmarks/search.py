@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentsgym.envs.Search.corpus import BM25Index, IndexOptions, Passage, forget_indexes, open_index
+from agentsgym.envs.Search import corpus as corpus_module
+from agentsgym.envs.Search.corpus import BM25Index, IndexOptions, Passage, open_index
 from agentsgym.envs.Search.env import SearchEnv
 from agentsgym.seeding import derive_seed
 
@@ -48,7 +49,7 @@ def measure(num_passages: int, num_queries: int) -> dict[str, float | int]:
     passages = corpus(num_passages)
     with tempfile.TemporaryDirectory() as folder:
         index_s, _ = seconds(lambda: open_index(passages, IndexOptions(), folder))
-        forget_indexes()  # as another process would open it
+        corpus_module._indexes.clear()  # as another process would open it
         open_s, index = seconds(lambda: open_index(passages, IndexOptions(), folder))
         times = query_seconds(index, passages, num_queries)
     return {

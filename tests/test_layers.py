@@ -45,7 +45,7 @@ NAMED_BY = {
         "agentsgym.batch.views.rollout_dict",
         "agentsgym.credit.components.role_components",
         "agentsgym.recorded.messages.trajectory_from_messages",
-        "agentsgym.reports.frames.trajectory_frame",
+        "agentsgym.reports.frames.rollouts_frame",
         "agentsgym.reports.html.trajectory_html",
     },
     "training/observing.py": {

@@ -129,7 +129,7 @@ def _mask(values: Mapping[str, str], value: str, bits: Mapping[str, int]) -> int
 
 
 def _check_names(knowledge: KnowledgeBase, language: Language, path: Path) -> Iterator[str]:
-    reader = Reader(knowledge, language)
+    reader = Reader(knowledge, language.read)
     owners: dict[str, str] = {}
     for line, known in enumerate(knowledge.objects.values(), FIRST_ROW_LINE):
         for name in dict.fromkeys(known.names):

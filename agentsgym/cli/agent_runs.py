@@ -5,7 +5,7 @@ If the run is interrupted, the finished episodes are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.players import anchors_of
 from agentsgym.envs.spec import Anchors
 from agentsgym.errors import AgentsGymError
-from agentsgym.evaluation.run import evaluate
+from agentsgym.evaluation.run import OnFinish, evaluate
 from agentsgym.interruptions import Terminated
 from agentsgym.statistics.metrics import Evaluation, summarize
 from agentsgym.statistics.optimality import anchors_of_info
@@ -96,28 +96,13 @@ class AgentRun:
     anchors: Anchors | None = None
 
 
-_ENDS = {Terminated: ("stopped by SIGTERM", TERMINATED), KeyboardInterrupt: ("stopped by Ctrl-C", 1)}
-
-
 def run_agent(player: Player, plan: Plan) -> AgentRun:
     """Play all episodes of a plan with one agent; after an error, Ctrl-C or SIGTERM, return the finished ones."""
-    references = anchors_of(player.env)
+    references, tasks = anchors_of(player.env), tasks_of_rows(player.env, plan.tasks, "tasks")
     played: list[Trajectory] = []
-    num_resumed, evaluation, ended_by, exit_code = 0, None, None, 1
-    with _bar(player.label, plan.num_episodes) as (advance, begin_at):
-
-        def finished(trajectory: Trajectory) -> None:
-            played.append(trajectory)
-            advance()
-
-        def resumed(known: Sequence[Trajectory]) -> None:
-            nonlocal num_resumed
-            num_resumed = len(known)
-            played.extend(known)
-            begin_at(num_resumed)
-            if known:
-                remark(f"{player.label}: {num_resumed} of {plan.num_episodes} episodes were read from the store")
-
+    resumed: list[Trajectory] = []
+    evaluation, ended_by, exit_code = None, None, 1
+    with _bar(player.label, plan.num_episodes, played, resumed) as (on_finish, on_resume):
         writer = None if plan.store is None else RolloutStore.writer(plan.store)
         try:
             try:
@@ -129,49 +114,40 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
                     cluster_by=plan.cluster_by,
                     seed=plan.seed,
                     max_failed_fraction=plan.max_failed_fraction,
-                    on_finish=finished,
+                    on_finish=on_finish,
                     references=references,
                     max_concurrent=plan.max_concurrent,
                     store=writer,
                     resume="failed" if plan.resume else False,
                     agent_name=player.stored_as or player.label,
-                    on_resume=resumed,
+                    on_resume=on_resume,
                 )
             finally:
                 if writer is not None:  # also after a failure: --resume continues from what was stored
                     writer.close(strict=evaluation is not None)
         except AgentsGymError as error:
             ended_by = sentence_of(error).replace("max_failed_fraction = ", "--max-failed ")
-        except (KeyboardInterrupt, Terminated) as stop:
-            ended_by, exit_code = _ENDS[Terminated if isinstance(stop, Terminated) else KeyboardInterrupt]
+        except KeyboardInterrupt:
+            ended_by = "stopped by Ctrl-C"
+        except Terminated:
+            ended_by, exit_code = "stopped by SIGTERM", TERMINATED
+    anchors = [anchors_of_info(one.info) if references is None else references(tasks[one.task_index]) for one in played]
     if evaluation is None and played:
-        evaluation = _partial(player, plan, played, references)
+        clusters = None if plan.cluster_by is None else [repr(tasks[one.task_index][plan.cluster_by]) for one in played]
+        evaluation = summarize(played, clusters=clusters, seed=plan.seed, anchors=anchors)
     return AgentRun(
         label=player.label,
         evaluation=evaluation,
         planned=plan.num_episodes,
-        num_resumed=num_resumed,
+        num_resumed=len(resumed),
         ended_by=ended_by,
         exit_code=exit_code,
-        anchors=_mean_anchors(player, plan, played, references),
+        anchors=_mean([own for one, own in zip(played, anchors, strict=True) if not one.failed]),
     )
 
 
-def _partial(player: Player, plan: Plan, played: Sequence[Trajectory], references: Any) -> Evaluation:
-    """Summarize the episodes that finished before an interruption."""
-    tasks = tasks_of_rows(player.env, plan.tasks, "tasks")
-    clusters = None if plan.cluster_by is None else [repr(tasks[one.task_index][plan.cluster_by]) for one in played]
-    anchors = None if references is None else [references(tasks[one.task_index]) for one in played]
-    return summarize(played, clusters=clusters, seed=plan.seed, anchors=anchors)
-
-
-def _mean_anchors(player: Player, plan: Plan, played: Sequence[Trajectory], references: Any) -> Anchors | None:
-    """Average the anchors over the episodes that did not fail; None unless all are known."""
-    if references is None:
-        found: list[Anchors | None] = [anchors_of_info(one.info) for one in played if not one.failed]
-    else:
-        tasks = tasks_of_rows(player.env, plan.tasks, "tasks")
-        found = [references(tasks[one.task_index]) for one in played if not one.failed]
+def _mean(found: Sequence[Anchors | None]) -> Anchors | None:
+    """Average the anchors of episodes; None unless all are known."""
     known = [one for one in found if one is not None]
     if not known or len(known) < len(found):
         return None
@@ -183,8 +159,13 @@ def _mean_anchors(player: Player, plan: Plan, played: Sequence[Trajectory], refe
 
 
 @contextmanager
-def _bar(label: str, total: int) -> Generator[tuple[Callable[[], None], Callable[[int], None]]]:
-    """Show a progress bar if standard error is a terminal; yields functions that advance it and set its start."""
+def _bar(
+    label: str, total: int, played: list[Trajectory], resumed: list[Trajectory]
+) -> Generator[tuple[OnFinish, Callable[[Sequence[Trajectory]], None]]]:
+    """Show a progress bar if standard error is a terminal; yields ``on_finish`` and ``on_resume``.
+
+    They add all episodes to ``played``, and the resumed ones to ``resumed`` as well.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     columns = (
@@ -195,8 +176,20 @@ def _bar(label: str, total: int) -> Generator[tuple[Callable[[], None], Callable
     )
     with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as progress:
         task = progress.add_task(cell(label).plain[:30], total=total)
-        # Reset rather than advance: resumed episodes must not count toward the speed.
-        yield lambda: progress.advance(task), lambda count: progress.reset(task, completed=count)
+
+        def on_finish(trajectory: Trajectory) -> None:
+            played.append(trajectory)
+            progress.advance(task)
+
+        def on_resume(known: Sequence[Trajectory]) -> None:
+            played.extend(known)
+            resumed.extend(known)
+            # Reset rather than advance: resumed episodes must not count toward the speed.
+            progress.reset(task, completed=len(known))
+            if known:
+                remark(f"{label}: {len(known)} of {total} episodes were read from the store")
+
+        yield on_finish, on_resume
 
 
 def choices_of_k(num_rollouts: int) -> list[int]:
@@ -209,7 +202,7 @@ def choices_of_k(num_rollouts: int) -> list[int]:
     return sorted({*powers, num_rollouts} - {0})
 
 
-def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
+def passes(evaluation: Evaluation, seed: int) -> dict[str, Any]:
     """Estimate pass@k and pass^k for each k, keyed by ``"pass@k"`` and ``"pass^k"``.
 
     The result is empty if no outcome is known, or with one rollout per task, since both then equal the win rate.
@@ -217,8 +210,7 @@ def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | No
     if evaluation.win_rate is None:
         return {}
     played = evaluation.trajectories
-    clusters = None if cluster_of is None else [cluster_of[one.task_index] for one in played]
-    options: dict[str, Any] = {"clusters": clusters, "confidence": evaluation.confidence, "seed": seed}
+    options: dict[str, Any] = {"clusters": evaluation.clusters, "confidence": evaluation.confidence, "seed": seed}
     ks = choices_of_k(max_k(played))
     if ks == [1]:
         return {}
@@ -229,7 +221,7 @@ def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | No
     }
 
 
-def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any] | None = None) -> None:
+def show_runs(runs: Sequence[AgentRun], seed: int) -> None:
     """Print a table of results, and the stop reasons of each agent's episodes."""
     known = next((one.anchors for one in runs if one.anchors is not None and one.anchors.exact), None)
     table = new_table()
@@ -238,7 +230,7 @@ def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any]
     ends_of_reward = (known.random, known.optimal) if known is not None else ()
     for label in [*(one.label for one in runs), *ends]:
         table.add_column(cell(label), justify="right", overflow="fold")
-    estimates = [_estimates(one.evaluation, seed, cluster_of) for one in runs]
+    estimates = [_estimates(one.evaluation, seed) for one in runs]
     forms = {name: form for name, _, form in _MEASURES}
     for name in dict.fromkeys(name for found in estimates for name, value in found.items() if value is not None):
         form = forms.get(name, _NUMBER if name.startswith((_INFO, _REWARDS)) else _PERCENT)
@@ -257,10 +249,10 @@ def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any]
             out().print(cell(f"{one.label}, stop reasons: {reasons}"), style="dim")
 
 
-def run_as_dict(one: AgentRun, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
+def run_as_dict(one: AgentRun, seed: int) -> dict[str, Any]:
     """Return the results of one agent as JSON values; ``"results"`` is None if it finished no episode."""
     found = one.evaluation
-    estimates = {} if found is None else passes(found, seed, cluster_of)
+    estimates = {} if found is None else passes(found, seed)
     return {
         "agent": one.label,
         "results": None if found is None else found.as_dict(),
@@ -272,15 +264,13 @@ def run_as_dict(one: AgentRun, seed: int, cluster_of: Mapping[int, Any] | None =
     }
 
 
-def _estimates(
-    evaluation: Evaluation | None, seed: int, cluster_of: Mapping[int, Any] | None
-) -> dict[str, Estimate | None]:
+def _estimates(evaluation: Evaluation | None, seed: int) -> dict[str, Estimate | None]:
     if evaluation is None:
         return {}
     found = {name: value(evaluation) for name, value, _ in _MEASURES}
     found |= {f"{_REWARDS}{name}": estimate for name, estimate in evaluation.components.items()}
     found |= {f"{_INFO}{name}": estimate for name, estimate in evaluation.metrics.items()}
-    more = passes(evaluation, seed, cluster_of)
+    more = passes(evaluation, seed)
     return found | {name: value for name, value in more.items() if name[5:] != "1"}  # for k = 1 it is the win rate
 
 

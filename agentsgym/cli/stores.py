@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.cli.console import UsageError, usage_errors
+from agentsgym.cli.options import key_values
 from agentsgym.envs.dataset_rows import tasks_of_rows
-from agentsgym.envs.datasets.environments import stored_columns
 from agentsgym.envs.datasets.options import tasks_of
 from agentsgym.errors import StoreError, did_you_mean
+from agentsgym.recorded.messages import json_lines
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.schema import INTS, METADATA_INTS, METADATA_TEXTS
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.types import Trajectory
+    from agentsgym.envs.datasets.naming import NamedEnv
 
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -73,16 +74,6 @@ def check_store_path(path: Path | None, *, resume: bool = False) -> None:
         raise UsageError(sentence_of(error)) from error
 
 
-def store_episode(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> None:
-    """Store an episode that was played in the terminal.
-
-    Raises:
-        StoreError: The store cannot be written.
-    """
-    with RolloutStore.writer(path, source="play", agent=agent) as writer:
-        writer.add(trajectory, **stored_columns(env, trajectory), tokenizer=writer.keep_tokenizer(env.tokenizer))
-
-
 def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:
     """Parse ``COLUMN=VALUE`` into the column and a predicate of its values."""
     match = _CONDITION.fullmatch(text)
@@ -127,23 +118,26 @@ def read_tasks(path: Path) -> list[Any]:
             return cast("list[Any]", json.loads(text))
         except (ValueError, RecursionError) as error:
             raise UsageError(f"--tasks: {path} is not a valid JSON list: {error}") from error
-    tasks: list[Any] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                tasks.append(json.loads(line))
-            except (ValueError, RecursionError) as error:
-                raise UsageError(f"--tasks: line {number} of {path} is not valid JSON: {error}") from error
-    return tasks
+    with usage_errors():
+        return [task for _, task in json_lines(path)]
 
 
-def tasks_for(
-    env: MultistepEnv, *, path: Path | None, split: str, options: Mapping[str, Any], most: int, seed: int = 0
+def tasks_for(  # noqa: PLR0913  # keywords
+    env: MultistepEnv,
+    named: NamedEnv,
+    *,
+    path: Path | None,
+    split: str,
+    dataset: list[str] | None,
+    most: int,
+    seed: int = 0,
 ) -> list[Any]:
     """Return up to ``most`` tasks to play: those in a file, or those of a split of the environment's dataset.
 
-    If the environment has no dataset, the tasks are seeds drawn from ``seed``.
+    ``dataset`` are options of the dataset, which replace those in the environment's name. If the environment has no
+    dataset, the tasks are seeds drawn from ``seed``.
     """
+    options = {**named.dataset_options, **key_values(dataset, "--dataset")}
     if split not in {"train", "eval"}:
         raise UsageError(f"--split must be train or eval, got {split!r}")
     if path is not None:

@@ -9,7 +9,6 @@ A file of labels has one JSON object per line: what is judged, and for each crit
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from agentsgym.fields import is_number
 from agentsgym.judging.judge import Judge
 from agentsgym.judging.prompts import Verdict
 from agentsgym.judging.rubric import Criterion
+from agentsgym.recorded.messages import json_lines
 from agentsgym.statistics.intervals import Estimate, cohen_kappa, kappa_estimate, share_estimate, weighted_kappa
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
@@ -96,17 +96,12 @@ class Agreement:
 
 def read_labels(path: str | Path, judge: Judge) -> list[LabeledItem]:
     """Read a file of labels."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {sentence_of(error)}") from error
     items: list[LabeledItem] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                items.append(_item(json.loads(line), judge, number))
-            except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{path}, line {number}: {sentence_of(error)}") from error
+    for number, row in json_lines(Path(path)):
+        try:
+            items.append(_item(row, judge, number))
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {sentence_of(error)}") from error
     if not items:
         raise ConfigError(f"{path} must have one JSON object per line, but is empty")
     return items

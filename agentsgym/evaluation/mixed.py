@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.dataset_rows import DatasetRow, environment_key
-from agentsgym.envs.datasets.environments import make
+from agentsgym.envs.dataset_rows import DatasetRow
+from agentsgym.envs.datasets.environments import Environments
 from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.envs.play import play as play_all
 from agentsgym.errors import ConfigError, TaskError, check_options
-from agentsgym.evaluation.run import kept_in_errors
+from agentsgym.evaluation.run import kept_in_errors, with_counts_of
 from agentsgym.failures import FailurePolicy, as_policy
 from agentsgym.fields import is_int, require
 from agentsgym.rollouts.driver import drive
@@ -91,30 +91,33 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them usually omitted
     limits = {name: options.pop(name) for name in _LIMITS if name in options}
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"rows must be a list or dataset of rows, got {shown(cast('object', rows))}")
-    row_trials = _RowTrials(tokenizer, seed, limits)
-    row_trials.add_all(cast("Iterable[Any]", rows), num_rollouts)
-    play = partial(play_all, row_trials.trials, actor, policy, **options)
+    environments, listed = Environments(None, cast("Any", tokenizer)), [*cast("Iterable[Any]", rows)]
+    trials = _trials_of(listed, environments, num_rollouts, seed, limits)
+    play = partial(play_all, trials, actor, policy, **options)
     known: list[Trajectory] = []
     with contextlib.ExitStack() as stack:
         if store is not None or resume:
             from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # importing pyarrow takes 0.1 s
 
             settings: dict[str, Any] = {"store": store, "resume": resume, "agent_name": agent_name}
-            stored = stack.enter_context(StoredEvaluation(row_trials.envs, agent, row_trials.tasks, limits, **settings))
+            envs, tasks = zip(*((one.env, one.task_data) for one in trials[::num_rollouts]), strict=True)
+            stored = stack.enter_context(StoredEvaluation(envs, agent, tasks, limits, **settings))
             stored.look_up(num_rollouts)
-            play = partial(stored.play_missing, row_trials.trials, policy, **options)
+            play = partial(stored.play_missing, trials, policy, **options)
             known = [*stored.known.values()]
             if on_resume is not None:
                 on_resume(known)
-        with kept_in_errors(on_finish, known) as keep:
+        with kept_in_errors(known, on_finish) as keep:
             everything = play(on_finish=keep)
             counted = policy.without_small_groups(everything)
     evaluation, whole = (
-        summarize(some, seed=seed, environments=[row_trials.labels[one.task_index] for one in some])
+        summarize(some, seed=seed, environments=[label_of(listed[one.task_index]) for one in some])
         for some in (counted, everything)
     )
-    parts = {name: _counted(evaluation.by_environment.get(name), part) for name, part in whole.by_environment.items()}
-    total = replace(_counted(evaluation, whole), by_environment=parts)
+    parts = {
+        name: with_counts_of(evaluation.by_environment.get(name), part) for name, part in whole.by_environment.items()
+    }
+    total = replace(with_counts_of(evaluation, whole), by_environment=parts)
     if any(part.fraction_of_optimal is None for part in parts.values()):
         return replace(total, fraction_of_optimal=None)  # it would cover only some of the environments
     return total
@@ -158,69 +161,27 @@ def label_of(row: DatasetRow) -> str:
     return label if isinstance(label, str) and label else str(row.get("env_class_path")).rpartition(".")[2]
 
 
-class _RowTrials:
-    """Creates the trials of rows; rows with the same class and configuration share an environment.
+def _trials_of(
+    rows: Iterable[Any], environments: Environments, num_rollouts: int, seed: int, limits: Mapping[str, Any]
+) -> list[Trial]:
+    """Create the trials of all rows, in row order, without starting them.
 
-    Attributes:
-        trials: The trials of all rows added so far, in row order.
-        envs: Each row's environment.
-        tasks: Each row's task, with its seed.
-        labels: The name of each row's environment.
+    Raises:
+        ConfigError: There are no rows, or the environment of a row cannot be built.
+        TaskError: A task is invalid.
     """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, seed: int, limits: Mapping[str, Any]) -> None:
-        self.trials: list[Trial] = []
-        self.envs: list[MultistepEnv] = []
-        self.tasks: list[dict[str, Any]] = []
-        self.labels: list[str] = []
-        self._built: dict[str, MultistepEnv] = {}
-        self._tokenizer, self._seed, self._limits = tokenizer, seed, limits
-
-    def add_all(self, rows: Iterable[Any], num_rollouts: int) -> None:
-        """Create the trials of all rows without starting them.
-
-        Raises:
-            ConfigError: There are no rows, or the environment of a row cannot be built.
-            TaskError: A task is invalid.
-        """
-        for index, row in enumerate(rows):
-            try:
-                self._add(row, num_rollouts)
-            except (ConfigError, TaskError) as error:
-                raise type(error)(f"row {index}: {error}") from error
-        if not self.trials:
-            raise ConfigError("rows must contain at least one row, got none")
-
-    def _add(self, row: Any, num_rollouts: int) -> None:
+    trials: list[Trial] = []
+    for index, row in enumerate(rows):
+        places = [(index, rollout) for rollout in range(num_rollouts)]
+        seeds = [derive_seed("evaluation", seed, index)] * num_rollouts
         if not isinstance(row, Mapping) or not isinstance(cast("DatasetRow", row).get("task_data"), Mapping):
-            raise ConfigError(f"a row must be a dict with a 'task_data' (a dict), got {shown(cast('object', row))}")
-        fields = cast("DatasetRow", row)
-        index = len(self.labels)
-        task = dict(fields["task_data"])
-        if task.get("seed") is None:
-            task["seed"] = derive_seed("evaluation", self._seed, index)
-        key = environment_key(fields)
-        if key not in self._built:
-            self._built[key] = make(fields, self._tokenizer)
-        env = self._built[key]
-        trials = env.trials([task], num_rollouts, **self._limits)
-        for trial in trials:
-            trial.task_index = index
-        self.trials += trials
-        self.envs.append(env)
-        self.tasks.append(task)
-        self.labels.append(label_of(fields))
-
-
-def _counted(kept: Evaluation | None, whole: Evaluation) -> Evaluation:
-    """Replace the counts of an evaluation (None if no rollouts were kept) with the counts over all rollouts."""
-    counts: dict[str, Any] = {
-        "num_failed": whole.num_failed,
-        "stop_reasons": whole.stop_reasons,
-        "trajectories": whole.trajectories,
-        "clusters": whole.clusters,
-    }
-    if kept is None:  # all its task groups were excluded
-        none: dict[str, Any] = {"win_rate": None, "reward": None, "turns": None, "num_episodes": 0, "by_role": {}}
-        return replace(whole, **none, num_left_out=whole.num_episodes)
-    return replace(kept, **counts, num_left_out=whole.num_episodes - kept.num_episodes)
+            given = shown(cast("object", row))
+            raise ConfigError(f"row {index}: a row must be a dict with a 'task_data' (a dict), got {given}")
+        try:
+            own = [cast("DatasetRow", row)] * num_rollouts
+            trials += environments.trials(own, seeds, places=places, **limits)
+        except (ConfigError, TaskError) as error:
+            raise type(error)(f"row {index}: {error}") from error
+    if not trials:
+        raise ConfigError("rows must contain at least one row, got none")
+    return trials

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import tasks_of_rows
@@ -125,48 +124,48 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them usually omitted
             known = [*stored.known.values()]
             if on_resume is not None:
                 on_resume(known)
-        if progress:
-            on_finish = stack.enter_context(_progress_bar(len(task_data) * num_rollouts, len(known), on_finish))
+        shown = episodes_bar("evaluation", len(task_data) * num_rollouts, "rollout", num_known=len(known))
+        bar = stack.enter_context(shown) if progress else None
         if policy != FailurePolicy():
             policy.check_size(num_rollouts)
             # Small groups are removed below, where their rollouts are still counted.
             play = partial(play, failures=replace(policy, min_group_size=0))
-        with kept_in_errors(on_finish, known) as keep:
+        with kept_in_errors(known, on_finish, bar) as keep:
             everything = play(on_finish=keep)
             trajectories = policy.without_small_groups(everything)
-    evaluation = summarize(
-        trajectories,
-        clusters=[keys[one.task_index] for one in trajectories],
-        seed=seed,
-        anchors=None if anchors is None else [anchors[one.task_index] for one in trajectories],
-    )
-    return evaluation if len(trajectories) == len(everything) else _with_counts_of_all(evaluation, everything, keys)
+    evaluations = [
+        summarize(
+            some,
+            clusters=[keys[one.task_index] for one in some],
+            seed=seed,
+            anchors=None if anchors is None else [anchors[one.task_index] for one in some],
+        )
+        for some in ([trajectories, everything] if len(trajectories) < len(everything) else [everything])
+    ]
+    return with_counts_of(evaluations[0], evaluations[-1])
 
 
 @contextlib.contextmanager
-def _progress_bar(total: int, num_known: int, on_finish: OnFinish | None) -> Generator[OnFinish]:
-    """Show a progress bar; yields a function to call with each finished rollout."""
+def episodes_bar(
+    label: str, num_episodes: int, unit: str = "episode", *, num_known: int = 0, is_shown: bool = True
+) -> Generator[OnFinish]:
+    """Show a progress bar over episodes, some of which may be known already; yields a callback for ``on_finish``."""
     from tqdm.auto import tqdm  # noqa: PLC0415  # imported only when needed; it builds widgets in notebooks
 
-    with tqdm(total=total, initial=num_known, desc="evaluation", unit="rollout") as bar:
-
-        def finished(trajectory: Trajectory) -> None:
-            if on_finish is not None:
-                on_finish(trajectory)
-            bar.update()
-
-        yield finished
+    with tqdm(total=num_episodes, initial=num_known, desc=label, unit=unit, disable=not is_shown) as bar:
+        yield lambda _: cast("None", bar.update())
 
 
 @contextlib.contextmanager
-def kept_in_errors(on_finish: OnFinish | None, finished_before: Sequence[Trajectory]) -> Generator[OnFinish]:
+def kept_in_errors(finished_before: Sequence[Trajectory], *callbacks: OnFinish | None) -> Generator[OnFinish]:
     """Attach all finished rollouts to an error that ends the evaluation; yields a callback for each of them."""
     trajectories = [*finished_before]
 
     def keep(trajectory: Trajectory) -> None:
         trajectories.append(trajectory)
-        if on_finish is not None:
-            on_finish(trajectory)
+        for callback in callbacks:
+            if callback is not None:
+                callback(trajectory)
 
     try:
         yield keep
@@ -175,19 +174,13 @@ def kept_in_errors(on_finish: OnFinish | None, finished_before: Sequence[Traject
         raise
 
 
-def _with_counts_of_all(
-    evaluation: Evaluation, trajectories: Sequence[Trajectory], keys: Sequence[Hashable]
-) -> Evaluation:
-    """Return an evaluation of some rollouts with the counts over all of them."""
-    num_failed = sum(trajectory.failed for trajectory in trajectories)
-    return replace(
-        evaluation,
-        num_failed=num_failed,
-        num_left_out=len(trajectories) - num_failed - evaluation.num_episodes,
-        stop_reasons=dict(sorted(Counter(trajectory.stop_reason for trajectory in trajectories).items())),
-        trajectories=trajectories,
-        clusters=[keys[trajectory.task_index] for trajectory in trajectories],
-    )
+def with_counts_of(kept: Evaluation | None, whole: Evaluation) -> Evaluation:
+    """Replace the counts of an evaluation (None if no rollouts were kept) with the counts over all rollouts."""
+    if kept is None:  # all its task groups were excluded
+        none: dict[str, Any] = {"win_rate": None, "reward": None, "turns": None, "num_episodes": 0, "by_role": {}}
+        return replace(whole, **none, num_left_out=whole.num_episodes)
+    counts = {name: getattr(whole, name) for name in ("num_failed", "stop_reasons", "trajectories", "clusters")}
+    return replace(kept, **counts, num_left_out=whole.num_episodes - kept.num_episodes)
 
 
 def _failure_policy(failures: FailurePolicy | None, max_failed_fraction: float | None) -> FailurePolicy:

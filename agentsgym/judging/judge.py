@@ -180,7 +180,7 @@ class Judge(RolloutHook):
     async def ajudge(self, trajectory: Trajectory, turn: int | None = None, cost: Cost | None = None) -> Judgment:
         """Judge a rollout or one of its turns; ``cost`` receives the cost. Raises as :meth:`judge_turn` does."""
         ask = partial(episode_question, trajectory) if turn is None else partial(turn_question, trajectory, turn)
-        return replace(await self._judgment(ask, self._options(trajectory), cost), turn=turn)
+        return replace(await self._judgment(ask, self._options(trajectory), cost or Cost()), turn=turn)
 
     async def ajudge_group(self, trajectories: Sequence[Trajectory]) -> list[Judgment]:
         """Rank the rollouts of a task: see :meth:`judge_group`."""
@@ -281,12 +281,9 @@ class Judge(RolloutHook):
         return {"reference": value, "max_characters": self.max_characters}
 
     async def _ajudge_text(self, text: str) -> Judgment:
-        return await self._judgment(partial(text_question, text), {"max_characters": self.max_characters})
+        return await self._judgment(partial(text_question, text), {"max_characters": self.max_characters}, Cost())
 
-    async def _judgment(
-        self, ask: Callable[..., Question], options: dict[str, Any], cost: Cost | None = None
-    ) -> Judgment:
-        cost = Cost() if cost is None else cost
+    async def _judgment(self, ask: Callable[..., Question], options: dict[str, Any], cost: Cost) -> Judgment:
         try:
             verdict, text = await self._answer(ask, options, cost)
         except JudgeError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,13 @@ class World:
         return tasks
 
 
-class Worlds:
-    """All environments of a recipe."""
+class Worlds(list[World]):
+    """All environments of a recipe.
+
+    Attributes:
+        train: Training tasks by label.
+        eval: Evaluation tasks by label.
+    """
 
     def __init__(self, recipe: Recipe, *, seed: int, num_train_tasks: int) -> None:
         """Build the environments and their tasks.
@@ -74,29 +79,20 @@ class Worlds:
         Raises:
             PlacedError: An environment is unknown, cannot be built, or has no tasks.
         """
+        super().__init__()
         self._seed = seed
-        self._worlds: list[World] = []
         self.train: dict[str, list[dict[str, Any]]] = {}
         self.eval: dict[str, list[dict[str, Any]]] = {}
         for index, part in enumerate(recipe.environments):
             try:
-                world = _world(recipe, part, index, {one.label for one in self._worlds})
+                world = _world(recipe, part, index, {one.label for one in self})
                 self.train[world.label] = world.tasks("train", num_train_tasks, seed=seed)
                 self.eval[world.label] = world.tasks("eval", recipe.evaluation.num_tasks, seed=seed)
             except PlacedError:
                 raise
             except AgentsGymError as error:
                 raise PlacedError(("environments", index), f"cannot be used: {sentence_of(error)}") from error
-            self._worlds.append(world)
-
-    def __getitem__(self, index: int) -> World:
-        return self._worlds[index]
-
-    def __iter__(self) -> Iterator[World]:
-        return iter(self._worlds)
-
-    def __len__(self) -> int:
-        return len(self._worlds)
+            self.append(world)
 
     def train_rows(self) -> Dataset:
         """Return the rows to train on: the tasks of one environment, or a mixture of several by weight."""

@@ -20,6 +20,7 @@ from agentsgym.fields import (
     is_number,
     is_positive_number,
     is_str,
+    is_text,
     or_none,
     require,
 )
@@ -38,10 +39,6 @@ from agentsgym.texts import sentence_of
 _WHOLE = "a positive int"
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentPart:
     """An environment to train on.
@@ -56,14 +53,14 @@ class EnvironmentPart:
     """
 
     class_: Any = field(
-        metadata=must_be("the name of an environment", lambda one: _is_name(one) or isinstance(one, type))
+        metadata=must_be("the name of an environment", lambda one: is_text(one) or isinstance(one, type))
     )
     env_config: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", has_str_keys))
     dataset: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", has_str_keys))
     weight: float = field(default=1.0, metadata=must_be("a number above 0", is_positive_number))
     label: str | None = field(
         default=None,
-        metadata=must_be("a string without '/', or null", or_none(lambda one: _is_name(one) and "/" not in one)),
+        metadata=must_be("a string without '/', or null", or_none(lambda one: is_text(one) and "/" not in one)),
     )
 
     def __post_init__(self) -> None:
@@ -86,7 +83,7 @@ class WarmStart:
         settings: Further fields of TRL's ``SFTConfig``.
     """
 
-    player: str = field(metadata=must_be("random, reference, imitation, or the folder of a rollout store", _is_name))
+    player: str = field(metadata=must_be("random, reference, imitation, or the folder of a rollout store", is_text))
     noise: float = field(default=0.0, metadata=must_be("a number in [0, 1]", is_fraction))
     num_episodes: int = field(default=2000, metadata=must_be(_WHOLE, is_int(1)))
     filters: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("columns to values"))
@@ -153,7 +150,7 @@ class Recipe:
 
     environments: tuple[EnvironmentPart, ...]
     model: str = field(
-        default="tiny", metadata=must_be("tiny, smollm2, a folder, a GGUF file, or a name on the Hub", _is_name)
+        default="tiny", metadata=must_be("tiny, smollm2, a folder, a GGUF file, or a name on the Hub", is_text)
     )
     tiny: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("sizes of the embedded policy"))
     model_settings: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("fields of ModelConfig"))

@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from trl import get_quantization_config
 
 from agentsgym.agents.policy.loading import load_model
 from agentsgym.errors import MissingDependencyError
+from agentsgym.evaluation.run import episodes_bar as episodes_bar  # noqa: PLC0414  # for scripts, too
 from agentsgym.evaluation.transcripts import render_transcript
 
 if TYPE_CHECKING:
@@ -109,19 +110,6 @@ class LossBar(TrainerCallback, AbstractContextManager["LossBar"]):
         """Show the loss."""
         if "loss" in (logs or {}):
             self._bar.set_postfix_str(f"loss {float(logs['loss']):.2f}")
-
-
-@contextmanager
-def episodes_bar(
-    label: str, num_episodes: int, unit: str = "episode", *, is_shown: bool = True
-) -> Generator[Callable[[Trajectory], None]]:
-    """Show a progress bar over episodes; yields a callback for ``on_finish``."""
-    with tqdm(total=num_episodes, desc=label, unit=unit, disable=not is_shown) as bar:
-
-        def on_finish(_: Trajectory) -> None:
-            bar.update()
-
-        yield on_finish
 
 
 def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bool = False) -> tuple[Any, Any]:

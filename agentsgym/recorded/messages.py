@@ -214,7 +214,7 @@ def trajectories_from_messages(
 def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
     """Yield each row without its nulls, together with a name for it in errors."""
     if isinstance(rows, str | Path):
-        named_rows = _lines(Path(rows))
+        named_rows = ((f"{rows}, line {number}", row) for number, row in json_lines(Path(rows)))
     elif isinstance(rows, Iterable) and getattr(cast("Any", rows), "shape", None) != ():  # NumPy's scalars are iterable
         named_rows = ((f"row {index}", row) for index, row in enumerate(cast("Iterable[Any]", rows)))
     else:
@@ -227,16 +227,20 @@ def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
         yield where, {name: value for name, value in cast("_Row", row).items() if value is not None}
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Read a JSON Lines file: the number of each line that is not blank, from 1, and its value.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is not valid JSON.
+    """
     try:
         file = path.open("rb")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {sentence_of(error)}") from error
     with file:
         for number, line in enumerate(file, 1):
-            where = f"{path}, line {number}"
             if line.strip():
-                yield where, _value_of(line, where)
+                yield number, _value_of(line, f"{path}, line {number}")
 
 
 def _value_of(line: bytes, where: str) -> Any:

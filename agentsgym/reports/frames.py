@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 _Rows = Callable[[Trajectory], list[dict[str, Any]]]
 
 
-def trajectory_frame(trajectory: Trajectory, by: str = "turn") -> DataFrame:
-    """Return a rollout as a table with one row per turn or token; see :func:`turn_rows` and :func:`token_rows`.
-
-    Raises:
-        ConfigError: ``by`` is neither ``"turn"`` nor ``"token"``.
-    """
-    return _frame([trajectory], by, {"turn": turn_rows, "token": token_rows})
-
-
 def rollouts_frame(trajectories: Iterable[Trajectory], by: str = "rollout") -> DataFrame:
     """Return rollouts as a table.
 
@@ -39,7 +30,11 @@ def rollouts_frame(trajectories: Iterable[Trajectory], by: str = "rollout") -> D
         ConfigError: ``by`` has another value.
     """
     kinds: dict[str, _Rows] = {"rollout": lambda one: [rollout_row(one)], "turn": turn_rows, "token": token_rows}
-    return _frame(trajectories, by, kinds)
+    if by not in kinds:
+        raise ConfigError(f"by must be one of {', '.join(kinds)}, got {by!r}{did_you_mean(by, kinds)}")
+    from pandas import DataFrame  # noqa: PLC0415  # takes half a second, and the HTML view does not need it
+
+    return DataFrame(list(chain.from_iterable(map(kinds[by], trajectories))))
 
 
 def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
@@ -132,11 +127,3 @@ def token_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
         }
         for position, token_id in enumerate(trajectory.token_ids)
     ]
-
-
-def _frame(trajectories: Iterable[Trajectory], by: str, kinds: dict[str, _Rows]) -> DataFrame:
-    if by not in kinds:
-        raise ConfigError(f"by must be one of {', '.join(kinds)}, got {by!r}{did_you_mean(by, kinds)}")
-    from pandas import DataFrame  # noqa: PLC0415  # takes half a second, and the HTML view does not need it
-
-    return DataFrame(list(chain.from_iterable(map(kinds[by], trajectories))))

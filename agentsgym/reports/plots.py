@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agentsgym.cached_folders import replacing
@@ -144,11 +145,7 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     >>> moving_average([0.0, 1.0, 1.0, 0.0], window=2)
     [0.0, 0.5, 1.0, 0.5]
     """
-    means: list[float] = []
-    for end in range(1, len(values) + 1):
-        recent = values[max(0, end - window) : end]
-        means.append(sum(recent) / len(recent))
-    return means
+    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -173,7 +173,7 @@ def test_an_option_that_is_wrong_is_a_usage_error(
     ("text", "message"),
     [
         ('[{"secret": 1}, 3]', "must be a task_data dict or a dataset row, got 3"),
-        ('{"secret": 1}\n{"secret":', "line 2 of"),
+        ('{"secret": 1}\n{"secret":', ", line 2 is not valid JSON"),
         ("[1, 2", "is not a valid JSON list"),
         ("[]", "contains no task"),
         ('[{"sekret": 1}]', "did you mean 'secret'?"),

@@ -202,7 +202,7 @@ def test_a_file_that_is_missing_empty_or_no_json_is_refused(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="but is empty"):
         read_labels(write(tmp_path, []), judge)
     (tmp_path / "labels.jsonl").write_text("{")
-    with pytest.raises(ConfigError, match="line 1: Expecting property name"):
+    with pytest.raises(ConfigError, match="line 1 is not valid JSON: Expecting property name"):
         read_labels(tmp_path / "labels.jsonl", judge)
     with pytest.raises(ConfigError, match="must be a number from 1 to 5, got 9"):
         read_labels(write(tmp_path, [{**GOOD, "labels": {"clear": 9}}]), judge)

@@ -168,7 +168,9 @@ def test_a_turn_without_tokens_has_no_logprob() -> None:
 
 
 def test_another_kind_of_row_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"by must be one of turn, token, got 'tokens'; did you mean 'token'\?"):
+    with pytest.raises(
+        ConfigError, match=r"by must be one of rollout, turn, token, got 'tokens'; did you mean 'token'\?"
+    ):
         rollout().to_pandas("tokens")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="by must be one of rollout, turn, token, got 'task'"):
         framed_evaluation().to_pandas(by="task")  # pyright: ignore[reportArgumentType]

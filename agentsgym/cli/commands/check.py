@@ -93,14 +93,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     with usage_errors():
         player = None if agent is None else make_player(agent, named, PlayerOptions(seed=seed))
         env: Any = named.build(tokenizer_of(tokenizer)) if player is None or tokenizer else player.env
-    found = tasks_for(
-        env,
-        path=tasks,
-        split="train",
-        options={**named.dataset_options, **options.key_values(dataset, "--dataset")},
-        most=max_tasks,
-        seed=seed,
-    )
+    found = tasks_for(env, named, path=tasks, split="train", dataset=dataset, most=max_tasks, seed=seed)
     report = check_env(
         env,
         found,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -102,11 +102,12 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         temperature=temperature,
         max_turn_tokens=max_turn_tokens,
     )
-    dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
     with usage_errors():
         env = named.build()
-    found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=num_tasks, seed=seed)
-    clusters = _clusters(found, cluster_by)
+    found = tasks_for(env, named, path=tasks, split=split, dataset=dataset, most=num_tasks, seed=seed)
+    for index, task in enumerate(found if cluster_by is not None else ()):
+        if cluster_by not in (fields := task.get("task_data", task)):
+            raise UsageError(f"--cluster-by: task {index} has no key {cluster_by!r}{did_you_mean(cluster_by, fields)}")
     plan = Plan(
         tasks=found,
         num_rollouts=num_rollouts,
@@ -119,7 +120,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     )
     with raising_on_sigterm():
         runs = _played(list(dict.fromkeys(agent)), named, settings, plan, references=references)
-    _show(runs, named, plan, clusters, as_json=as_json)
+    _show(runs, named, plan, as_json=as_json)
 
 
 def _played(
@@ -164,9 +165,7 @@ def _resumed_options(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOp
     return replace(settings, num_before=len(stored))
 
 
-def _show(
-    runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, clusters: Mapping[int, Any] | None, *, as_json: bool
-) -> None:
+def _show(runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, *, as_json: bool) -> None:
     """Print all results; fail if a run was interrupted or has no finished episode."""
     from agentsgym.cli.agent_runs import run_as_dict, show_runs  # noqa: PLC0415
 
@@ -177,13 +176,13 @@ def _show(
             "num_tasks": len(plan.tasks),
             "num_rollouts": plan.num_rollouts,
             "seed": plan.seed,
-            "agents": [run_as_dict(one, plan.seed, clusters) for one in runs],
+            "agents": [run_as_dict(one, plan.seed) for one in runs],
         })  # fmt: skip
     else:
         num_tasks = len(plan.tasks)
         rollouts = "" if plan.num_rollouts == 1 else f", {plan.num_rollouts} episodes each"
         out().print(cell(f"{named.name}: {num_tasks} task{'' if num_tasks == 1 else 's'}{rollouts}", "bold"))
-        show_runs(runs, plan.seed, clusters)
+        show_runs(runs, plan.seed)
     ended = next((one for one in runs if one.ended_by is not None), None)
     if ended is not None:
         num_played = len(ended.evaluation.trajectories) if ended.evaluation else 0
@@ -193,16 +192,3 @@ def _show(
         raise FailureError(ended.ended_by, ended.exit_code)
     if any(one.evaluation is None or not one.evaluation.num_episodes for one in runs):
         raise FailureError("every episode failed")
-
-
-def _clusters(tasks: Sequence[Any], key: str | None) -> dict[int, Any] | None:
-    """Return the cluster of each task by its index; None if every task is a cluster by itself."""
-    if key is None:
-        return None
-    clusters: dict[int, Any] = {}
-    for index, task in enumerate(tasks):
-        fields = task.get("task_data", task)
-        if key not in fields:
-            raise UsageError(f"--cluster-by: task {index} has no key {key!r}{did_you_mean(key, fields)}")
-        clusters[index] = repr(fields[key])
-    return clusters

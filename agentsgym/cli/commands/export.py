@@ -79,12 +79,8 @@ def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[s
     if to == "jsonl":
         return map(record_to_line, store.records())
     check_one_run(store.filter(source="training").table(["run"]), "the rollouts to export are")
-    if to == "sft":
-        found = sft_examples(store.records(), min_reward)
-    elif to == "kto":
-        found = kto_examples(store.records(), min_reward)
-    else:
-        found = dpo_examples(store.records())
+    examples = {"sft": sft_examples, "kto": kto_examples}
+    found = examples[to](store.records(), min_reward) if to in examples else dpo_examples(store.records())
     return (json.dumps(one, ensure_ascii=False) for one in found)
 
 

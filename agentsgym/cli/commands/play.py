@@ -52,7 +52,9 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
     from agentsgym.cli.display import show_summary  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, stored_name  # noqa: PLC0415
-    from agentsgym.cli.stores import check_store_path, store_episode, tasks_for  # noqa: PLC0415
+    from agentsgym.cli.stores import check_store_path, tasks_for  # noqa: PLC0415
+    from agentsgym.envs.datasets.environments import stored_columns  # noqa: PLC0415
+    from agentsgym.store.reader import RolloutStore  # noqa: PLC0415
 
     check_store_path(store)
     draw = random.Random(seed)
@@ -65,8 +67,7 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
         max_turn_tokens=max_turn_tokens,
     )
     env, player = _player(agent, named, settings)
-    dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
-    found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=_MAX_TASKS, seed=settings.seed)
+    found = tasks_for(env, named, path=tasks, split=split, dataset=dataset, most=_MAX_TASKS, seed=settings.seed)
     if agent is None:
         remark("Type your reply after the >; Ctrl-D quits.", "dim")
     try:
@@ -78,7 +79,9 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
         return
     show_summary(trajectory)
     if store is not None:
-        store_episode(store, trajectory, env, "person" if agent is None else stored_name(agent, settings))
+        name = "person" if agent is None else stored_name(agent, settings)
+        with RolloutStore.writer(store, source="play", agent=name) as writer:
+            writer.add(trajectory, **stored_columns(env, trajectory), tokenizer=writer.keep_tokenizer(env.tokenizer))
     if trajectory.failed:
         raise FailureError("the episode failed")
 

@@ -88,8 +88,7 @@ def serve(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.serving.server import serve as serve_envs  # noqa: PLC0415
 
     named = [options.find_env(one, options.env_config(config, config_file)) for one in environments]
-    given = options.key_values(dataset, "--dataset")
-    envs = _served(named, path=tasks, given=given, split=split, most=num_tasks)
+    envs = _served(named, path=tasks, dataset=dataset, split=split, most=num_tasks)
 
     def ready(url: str) -> None:
         for name in envs:
@@ -103,7 +102,7 @@ def serve(  # noqa: PLR0913, PLR0917  # options of a command
 
 
 def _served(
-    named: Sequence[NamedEnv], *, path: Path | None, given: dict[str, Any], split: str, most: int
+    named: Sequence[NamedEnv], *, path: Path | None, dataset: list[str] | None, split: str, most: int
 ) -> dict[str, ServedEnv]:
     """The environments with their tasks, by name."""
     from agentsgym.cli.stores import tasks_for  # noqa: PLC0415
@@ -115,8 +114,9 @@ def _served(
     for one in named:
         with usage_errors():
             env = one.build()
-        chosen = {**one.dataset_options, **given}
-        found = {part: tasks_for(env, path=path, split=part, options=chosen, most=most) for part in ("train", "eval")}
+        found = {
+            part: tasks_for(env, one, path=path, split=part, dataset=dataset, most=most) for part in ("train", "eval")
+        }
         name = str(name_of_env(class_path(type(env)), env.env_config))
         if name in envs:
             raise UsageError(f"two environments are called {name}: start a server for each")

@@ -7,14 +7,13 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
-from agentsgym.cached_folders import cache_folder
+from agentsgym.cached_folders import cache_folder, replacing
 from agentsgym.envs.ALFWorld import SPEC
 from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State
@@ -349,8 +348,7 @@ def _write_cache(cache: Path, found: Mapping[str, list[str]]) -> None:
     """Write the cache atomically."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=cache.parent, delete=False, encoding="utf-8") as file:
-            json.dump({"format": _FORMAT, "trials": found}, file)
-        Path(file.name).replace(cache)
+        with replacing(cache, is_synced=False) as file:
+            file.write(json.dumps({"format": _FORMAT, "trials": found}).encode())
     except OSError as error:
         logger.warning("the list of ALFWorld's games cannot be cached in %s: %s", cache, sentence_of(error))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.boundary import system_messages
 from agentsgym.envs.contract import Stepped
 from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
@@ -312,9 +313,8 @@ class GymnasiumEnv(MultistepEnv):
                 f"the vocabulary of {self._name()} is unknown, since its states cannot be listed: build the tokenizer "
                 "from recorded texts"
             )
-        custom = self.env_config["system_prompt"]
-        system = self._system_prompt() if custom is None else custom
-        messages = [system, f"Invalid action. {self._hint()}", *exact.frames]
+        system = [message["content"] for message in system_messages(self)]
+        messages = [*system, f"Invalid action. {self._hint()}", *exact.frames]
         if self.has_maps:  # the cells of any map, with the player's position
             cells = " ".join("SFHG" * 2)
             marked = [f"[{letter}]" for letter in "SFHG"]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from agentsgym.envs.boundary import system_messages
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.options import DrawnOptions, drawn_dataset
 from agentsgym.envs.PriceList import SPEC
@@ -230,10 +231,9 @@ class PriceListEnv(ToolEnv):
             for name in ("add", "multiply")
             for number in numbers
         ]
-        custom = self.env_config["system_prompt"]
-        system = self._system_prompt() if custom is None else custom
+        system = [message["content"] for message in system_messages(self)]
         tools = [schema["function"]["name"] for schema in self.tool_schemas]
-        return [text for text in (system, *tools, *map(str, numbers), *questions, *calls) if text]
+        return [text for text in (*system, *tools, *map(str, numbers), *questions, *calls) if text]
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]

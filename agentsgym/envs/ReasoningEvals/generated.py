@@ -109,11 +109,7 @@ def make_item(task: str, difficulty: Difficulty, item: int) -> Item:
         difficulty: A level of the generator's curriculum (0 is easiest), a dict of options, or None for the defaults.
         item: The number of the problem, at least 0.
     """
-    options = tuple(sorted(difficulty.items())) if isinstance(difficulty, Mapping) else difficulty
-    try:
-        return _cached_item(task, options, item)
-    except TypeError:  # an option that is a list
-        return _make_item(task, difficulty, item)
+    return _cached_item(json.dumps([task, difficulty], sort_keys=True), item)
 
 
 def score(item: Item, answer: str) -> float:
@@ -140,8 +136,8 @@ def _cached_generator(settings: str) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_item(task: str, options: Any, item: int) -> Item:
-    difficulty = dict(cast("tuple[tuple[str, Any], ...]", options)) if isinstance(options, tuple) else options
+def _cached_item(settings: str, item: int) -> Item:
+    task, difficulty = json.loads(settings)
     return _make_item(task, difficulty, item)
 
 

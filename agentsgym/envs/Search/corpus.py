@@ -179,12 +179,6 @@ def open_index(passages: Sequence[Passage], options: IndexOptions, cache_dir: st
     return _kept(_indexes, key, lambda: BM25Index(passages, options, _ranker(passages, options, key, cache_dir)))
 
 
-def forget_indexes() -> None:
-    """Clear this process's cache of indexes; existing environments keep theirs."""
-    with _lock:
-        _indexes.clear()
-
-
 def _words(texts: list[str], options: IndexOptions) -> list[list[str]]:
     return SPEC.load("bm25s").tokenize(
         texts, token_pattern=_WORD, stopwords=options.stopwords or [], return_ids=False, show_progress=False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.credit.components import add_rewards
+from agentsgym.envs.boundary import system_messages
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import SPEC, formats, world
@@ -335,7 +336,6 @@ class SearchEnv(ToolEnv):
         if self.env_config["corpus"] != GENERATED or self.env_config["retriever"] is not None:
             return []
         made = world.World(**self.env_config["world"])
-        own = self.env_config["system_prompt"]
         questions = [wording.format(one) for one in made.people for wording in world.QUESTIONS.values()]
         top_k, max_chars = self.env_config["top_k"], self.env_config["max_passage_chars"]
         found = [[Passage(one["title"], one["text"])] * top_k for one in made.passages]  # each passage at each rank
@@ -348,8 +348,8 @@ class SearchEnv(ToolEnv):
         else:
             calls = (json.dumps({"name": TOOL, "arguments": {"query": entity}}) for entity in made.facts)
             turns = [TOOL, *answers, *(f"<tool_call>{call}</tool_call>" for call in calls)]
-        system = self._system_prompt() if own is None else own
-        texts = [system, LAST_TURN, *questions, *results, *turns]
+        system = [message["content"] for message in system_messages(self)]
+        texts = [*system, LAST_TURN, *questions, *results, *turns]
         return [*filter(None, texts), *(f"{text}\n\n{LAST_TURN}" for text in results)]
 
     @classmethod

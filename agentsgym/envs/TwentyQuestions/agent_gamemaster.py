@@ -53,6 +53,9 @@ _PREFIX: Final = re.compile(
 )
 
 
+_CORRECTION: Final = "This answer cannot be read: {}. Answer again with one of the four lines alone."
+
+
 def read_reply(text: str) -> str:
     """Read an answer as one of :data:`~agentsgym.envs.TwentyQuestions.gamemaster.REPLIES`, by its first line.
 
@@ -178,7 +181,10 @@ class AgentGamemaster:
         try:
             async with self._caller.slots:
                 reply, _ = await self._caller.read(
-                    messages, lambda action: read_reply(action.text), _correction, **options
+                    messages,
+                    lambda action: read_reply(action.text),
+                    lambda problem: Message(role="user", content=_CORRECTION.format(problem)),
+                    **options,
                 )
         except AgentError as error:
             raise self._error(question, f"failed: {sentence_of(error)}") from error
@@ -190,8 +196,3 @@ class AgentGamemaster:
 
     def _error(self, question: str, what: str) -> AgentError:
         return AgentError(f"asked {shown(question + '?')}, the gamemaster ({self._name}) {what}")
-
-
-def _correction(problem: str) -> Message:
-    text = f"This answer cannot be read: {problem}. Answer again with one of the four lines alone."
-    return Message(role="user", content=text)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.boundary import system_messages
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import (
@@ -248,9 +249,8 @@ class TwentyQuestionsEnv(MultistepEnv):
         A word-level tokenizer built from these encodes and decodes whole games.
         """
         observations = [*self.style.first_prompts(), *self.style.replies.values(), *(fault.value for fault in Fault)]
-        custom = self.env_config["system_prompt"]
-        system = self._system_prompt() if custom is None else custom
-        prompts = [system, *observations, *(f"{text} {self.style.last_turn}" for text in observations)]
+        system = [message["content"] for message in system_messages(self)]
+        prompts = [*system, *observations, *(f"{text} {self.style.last_turn}" for text in observations)]
         questions = [self.knowledge.properties[key].question for key in self.candidates.properties]
         guesses = [self.style.guess(self.knowledge.objects[name]) for name in self.candidates.objects]
         return [text for text in (*prompts, *questions, *guesses) if text]

@@ -90,7 +90,7 @@ def load_language() -> Language:
 @functools.cache
 def load_reader() -> Reader:
     """Create the action parser for the bundled knowledge base."""
-    return Reader(load_knowledge(), load_language())
+    return Reader(load_knowledge(), load_language().read)
 
 
 class Gamemaster:
@@ -163,10 +163,6 @@ class Language:
         """Return the property that a question is about; None if there is none, or more than one."""
         found = self.read(question)
         return found[0] if len(found) == 1 else None
-
-    def is_several(self, question: str) -> bool:
-        """Return whether a text contains several questions, as in "Is it red or blue?"."""
-        return len(self.read(question)) > 1
 
     def phrases(self, entry: Property) -> Iterator[tuple[str, bool, bool]]:
         """Yield every phrase of a property as (text, whether it negates, whether it suffices for a question)."""

@@ -269,10 +269,8 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
     )
 
 
-@functools.cache
-def load_knowledge() -> KnowledgeBase:
-    """Read the bundled knowledge base, once per process."""
-    return read_knowledge()
+#: Reads the bundled knowledge base, once per process.
+load_knowledge: Callable[[], KnowledgeBase] = functools.cache(read_knowledge)
 
 
 @functools.cache

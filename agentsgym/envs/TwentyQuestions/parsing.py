@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
 from agentsgym.texts import strip_reasoning
@@ -132,28 +132,17 @@ def core(sentence: str) -> str:
     return text
 
 
-class Understanding(Protocol):
-    """The part of a language that a reader needs."""
-
-    def understand(self, question: str) -> object | None:
-        """Return what a normalized question is about; None if that is unclear."""
-
-    def is_several(self, question: str) -> bool:
-        """Return whether a normalized sentence contains several questions."""
-        ...
-
-
 class Reader:
     """Parses actions, using the names in a knowledge base.
 
     Args:
         knowledge: Provides the names of objects, and category words, which are not guesses ("a mammal").
-        language: Determines which questions are about properties.
+        read: Returns the properties that a normalized question is about; several if it contains several questions.
     """
 
-    def __init__(self, knowledge: KnowledgeBase, language: Understanding) -> None:
+    def __init__(self, knowledge: KnowledgeBase, read: Callable[[str], Sized]) -> None:
         self._categories = knowledge.categories
-        self._language = language
+        self._read = read
         self._names = {normalize(name): target for name, target in knowledge.names.items()}
         questions = (normalize(entry.question).replace("a kind of ", "") for entry in knowledge.properties.values())
         kinds = (_ASKED_GUESS.fullmatch(core(question)) for question in questions)
@@ -205,7 +194,7 @@ class Reader:
         mild = _MILD_GUESS.fullmatch(sentence)
         words = _group(mild) if mild else ""
         name = self._known(words, solution)
-        if name is None and words and not self._language.understand(f"is it {words}"):
+        if name is None and words and len(self._read(f"is it {words}")) != 1:
             name = self._object(words, solution)
         return [] if name is None else [Guess(name=name)]
 
@@ -213,12 +202,12 @@ class Reader:
         """Return whether a sentence without a question mark is a question, such as "it's soft, right" or "bladed"."""
         is_statement = "." in end or _STATEMENT.search(sentence)
         is_asked = not is_statement or TAG.search(sentence) or _ASKING.search(sentence)
-        return bool(is_asked) and self._language.understand(sentence) is not None
+        return bool(is_asked) and len(self._read(sentence)) == 1
 
     def _question(self, sentence: str, solution: str) -> list[Question | Guess]:
         """Return the question or the guess in a sentence, or two questions if there are several."""
         question = Question(text=sentence)
-        is_property = self._language.understand(sentence) is not None
+        is_property = len(self._read(sentence)) == 1
         asked = _ASKED_GUESS.fullmatch(sentence)
         words = _group(asked) if asked else sentence.removeprefix("is ")  # "Is a dog?"
         name = self._known(words, solution)
@@ -228,7 +217,7 @@ class Reader:
             return [Guess(name=name)]
         if is_property:
             return [question]
-        if self._language.is_several(sentence) or self._is_choice(words, solution):
+        if len(self._read(sentence)) > 1 or self._is_choice(words, solution):
             return [question, question]
         name = self._object(words, solution) if asked else None
         return [question if name is None else Guess(name=name)]

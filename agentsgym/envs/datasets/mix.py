@@ -11,13 +11,14 @@ import json
 import logging
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import ROW_COLUMNS, check_task_keys, class_path, plain_part
 from agentsgym.envs.datasets.environments import find, register
+from agentsgym.envs.datasets.options import dataset_of_rows, shuffled
 from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_positive_number, or_none, require
 from agentsgym.seeding import derive_seed
@@ -83,16 +84,11 @@ def mix(
     integers = _integer_weights(sources, weights)
     rows = {name: _checked_rows(name, source, split) for name, source in sources.items()}
     count = sum(map(len, rows.values())) if size is None else size
-    shuffled = {name: _shuffled_passes(own, derive_seed("mix rows", seed, name)) for name, own in rows.items()}
+    generators = {name: random.Random(derive_seed("mix rows", seed, name)) for name in rows}
+    waiting = {name: iter(shuffled(own, count, generators[name])) for name, own in rows.items()}
     ranked = sorted(rows, key=lambda name: derive_seed("mix", seed, name))
-    mixed = [next(shuffled[ranked[index]]) for index in schedule([integers[name] for name in ranked], count)]
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # the import takes half a second, and playing does not need it
-
-    columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
-    columns |= {LABEL_COLUMN: Value("string")}
-    columns |= {key: Json() for row in mixed for key in row if key not in columns}
-    filled = [{key: row.get(key) for key in columns} for row in mixed]
-    return Dataset.from_list(filled, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]
+    mixed = [next(waiting[ranked[index]]) for index in schedule([integers[name] for name in ranked], count)]
+    return dataset_of_rows(mixed, LABEL_COLUMN)
 
 
 def schedule(weights: Sequence[int], count: int) -> list[int]:
@@ -145,14 +141,6 @@ def _integer_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]
     exact = {name: Fraction(given[name]) for name in sources}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     return {name: int(weight * scale) for name, weight in exact.items()}
-
-
-def _shuffled_passes(rows: Sequence[Row], seed: int) -> Iterator[Row]:
-    """Yield a source's rows endlessly, in a new random order in each pass."""
-    generator = random.Random(seed)
-    while True:
-        for index in generator.sample(range(len(rows)), len(rows)):
-            yield rows[index]
 
 
 def _checked_rows(name: str, source: Any, split: str) -> list[Row]:

@@ -181,8 +181,11 @@ def dataset_of(
     )
 
 
-def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
-    """Make a dataset of rows; ``env_config`` and ``task_data`` are JSON columns, so rows may have different keys."""
+def dataset_of_rows(rows: Iterable[Mapping[str, Any]], *names: str) -> Dataset:
+    """Make a dataset of rows; ``env_config`` and ``task_data`` are JSON columns, so rows may have different keys.
+
+    Other columns are JSON, too, except those of strings (``names``); they are None where missing.
+    """
     from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # the import takes half a second, and playing does not need it
 
     listed = [dict(row) for row in rows]
@@ -191,7 +194,10 @@ def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the tasks and env_config of dataset rows must be plain JSON: {error}") from error
     columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
-    return Dataset.from_list(listed, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]
+    columns |= dict.fromkeys(names, Value("string"))
+    columns |= {key: Json() for row in listed for key in row if key not in columns}
+    filled = [{key: row.get(key) for key in columns} for row in listed]
+    return Dataset.from_list(filled, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]
 
 
 def task_seed(part: Part, *key: Hashable) -> int:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.envs.Search import corpus as corpus_module
-from agentsgym.envs.Search.corpus import IndexOptions, Passage, forget_indexes, open_index
+from agentsgym.envs.Search.corpus import IndexOptions, Passage, open_index
 from agentsgym.envs.Search.env import exact_match, f1, normalized
 from agentsgym.envs.Search.world import FACTS, QUESTIONS, World, path_of_question, paths_of
 from agentsgym.errors import ConfigError, MissingDependencyError
@@ -26,7 +26,7 @@ PLAIN = IndexOptions(title_weight=0, stopwords=None)
 
 @pytest.fixture(autouse=True)
 def _fresh_process() -> None:
-    forget_indexes()
+    corpus_module._indexes.clear()
 
 
 def words(text: str) -> list[str]:
@@ -98,7 +98,7 @@ def opened_anew(
 ) -> tuple[bool, list[str]]:
     """Whether the index had to be made again in another process, and what it finds."""
     made: list[int] = []
-    forget_indexes()
+    corpus_module._indexes.clear()
     new_ranker = corpus_module._new_ranker
     monkeypatch.setattr(corpus_module, "_new_ranker", lambda *given: made.append(1) or new_ranker(*given))
     found = open_index(passages, IndexOptions(), str(folder.parent))("born town river", 5)
