@@ -49,7 +49,7 @@ def measure(num_passages: int, num_queries: int) -> dict[str, float | int]:
     passages = corpus(num_passages)
     with tempfile.TemporaryDirectory() as folder:
         index_s, _ = seconds(lambda: open_index(passages, IndexOptions(), folder))
-        corpus_module._indexes.clear()  # as another process would open it
+        corpus_module._indexes.clear()  # pyright: ignore[reportPrivateUsage]  # as in another process
         open_s, index = seconds(lambda: open_index(passages, IndexOptions(), folder))
         times = query_seconds(index, passages, num_queries)
     return {

@@ -26,7 +26,7 @@ _NEVER_CALLED = {
 
 #: Attributes that have no effect unless a hook is defined, too.
 _PAIRS = (
-    ("_tools", "_step_action", "receives the agent's calls (ToolEnv defines both)"),
+    ("_tools", "_step_action", "receives the agent's calls"),
     ("roles", "_role", "returns the role that moves in this turn"),
 )
 
