@@ -37,10 +37,14 @@ def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return awaited(hook(*arguments))
     except BaseException as error:
-        if is_interruption(error):
-            raise
-        name = getattr(hook, "__qualname__", None) or shown(hook)
-        raise failure_of(EnvError, name, error, hook) from error
+        raise failure_of_hook(hook, error) from error
+
+
+def failure_of_hook(hook: Callable[..., Any], error: BaseException) -> EnvError:
+    """Convert a hook's exception to the :class:`EnvError` that fails its episode; interruptions are re-raised."""
+    if is_interruption(error):
+        raise error
+    return failure_of(EnvError, getattr(hook, "__qualname__", None) or shown(hook), error, hook)
 
 
 def failure_of_value(name: str, error: BaseException) -> EnvError:
@@ -221,17 +225,6 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
     except BaseException as error:
         raise failure_of_value(hook, error) from error
     return next_state, step, info
-
-
-def stepped(
-    env: PlayableEnv, session_id: str, state: dict[str, Any], action: Action
-) -> tuple[dict[str, Any], Step, dict[str, Any]]:
-    """Pass an action to the environment, keep its next state, and return state, step and info."""
-    name = "_step_action" if env.overrides_step_action else "_step_episode"
-    given = action if env.overrides_step_action else action.text
-    state, step, info = as_step(call_environment(getattr(env, name), session_id, state, given), name)
-    env.active_states[session_id] = state
-    return state, step, info
 
 
 def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:

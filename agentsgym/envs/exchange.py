@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -23,17 +23,19 @@ from agentsgym.envs.boundary import (
     as_messages,
     as_number,
     as_reward,
+    as_step,
     call_environment,
+    failure_of_hook,
     is_unicode,
     plain_str,
     rewritten_history,
-    stepped,
     system_messages,
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import SUMMARIZE, VIEWS, Budget, Conversation, NotedHistory, Views
 from agentsgym.envs.user_checks import check_info_keys
 from agentsgym.errors import AgentError, EnvError, TemplateError
+from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
@@ -253,12 +255,19 @@ class Exchange:
 
     def step(self, state: State, action: Action) -> Step:
         """Pass the action to the environment, and keep its next state and ``info``."""
-        state, step, info = stepped(self.env, self.session_id, state, action)
-        check_info_keys(type(self.env), info)
+        env = self.env
+        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
+        try:  # like call_environment, inlined for a shorter traceback
+            answer = awaited(hook(self.session_id, state, action if env.overrides_step_action else action.text))
+        except BaseException as error:
+            raise failure_of_hook(hook, error) from error
+        state, step, info = as_step(answer, "_step_action" if env.overrides_step_action else "_step_episode")
+        env.active_states[self.session_id] = state
+        check_info_keys(type(env), info)
         if self._views is not None:
             self._views.act(action.text)
-        elif self.session_id in self.env.tables:
-            _, step, info = self.env.tables[self.session_id].follow(state, step, info)
+        elif self.session_id in env.tables:
+            _, step, info = env.tables[self.session_id].follow(state, step, info)
         self.conversation.info = info
         return step
 

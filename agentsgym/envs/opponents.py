@@ -25,8 +25,8 @@ from agentsgym.envs.boundary import (
     action_error,
     as_hashable,
     as_messages,
+    as_step,
     call_environment,
-    stepped,
     system_messages,
 )
 from agentsgym.envs.contract import PlayableEnv, State
@@ -381,7 +381,11 @@ class Table:
         if not self._num_moves[role]:
             messages = [*system_messages(env), *messages]
         self._num_moves[role] += 1
-        return stepped(env, self._session_id, state, call_environment(self._moves[role], messages, state))
+        action = call_environment(self._moves[role], messages, state)
+        hook, given = (env._step_action, action) if env.overrides_step_action else (env._step_episode, action.text)
+        state, step, info = as_step(call_environment(hook, self._session_id, state, given), hook.__name__)
+        env.active_states[self._session_id] = state
+        return state, step, info
 
     def _note(self, step: Step, role: Hashable) -> None:
         """Add up the rewards of a step, a plain number as the reward of the role that moved."""

@@ -79,7 +79,7 @@ class ServedEnv:
         for name in given:
             if name not in _RESET_ARGUMENTS:
                 raise ConfigError(f"reset has no argument {shown(name)}{did_you_mean(name, _RESET_ARGUMENTS)}")
-        require("seed", given["seed"], is_int(0), "an int of at least 0")
+        require("seed", given["seed"], lambda seed: type(seed) is int and seed >= 0, "an int of at least 0")
         require("episode_id", given.get("episode_id", ""), is_text, "a str")
         task = self._task(given)
         if task.get("seed") is None:

@@ -33,6 +33,9 @@ def test_tools_that_cannot_be_read_are_logged_and_cost_no_rollout(caplog: pytest
         def _tools(self) -> Any:
             raise OSError("the server is gone")
 
+        def _step_action(self, session_id: str, state: Any, action: Any) -> Any:
+            raise AssertionError
+
     env = Unreachable()
     assert stored_columns(env, ended(StopReason.FAILED))["tools"] is None
     assert caplog.text == ""

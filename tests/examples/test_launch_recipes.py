@@ -20,6 +20,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 
 from agentsgym.recipes.recipe import read_recipe
 from agentsgym.recipes.train import prepare
+from agentsgym.training import model_checks
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 CONFIGS = sorted((LAUNCH / "accelerate").glob("*.yaml"))
@@ -65,7 +66,10 @@ def test_a_configuration_holds_nothing_that_a_run_file_holds(config: Path) -> No
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
-def test_a_run_file_is_valid_but_for_the_model_that_is_not_loaded_here(run: Path, tmp_path: Path) -> None:
+def test_a_run_file_is_valid_but_for_the_model_that_is_not_loaded_here(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_checks, "find_spec", lambda _name: True)  # as if vLLM were installed
     changes = {"model": "tiny", "training.output_dir": str(tmp_path), "num_train_tasks": 16, "evaluation.num_tasks": 8}
     recipe = read_recipe(run)
     if recipe.model_settings.get("load_in_4bit"):
