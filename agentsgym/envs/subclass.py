@@ -16,7 +16,7 @@ from agentsgym.envs.dataset_rows import plain_part
 from agentsgym.envs.user_checks import MAY_BE_ASYNC, check_class, is_async
 from agentsgym.errors import ConfigError
 
-_OWN_ARGUMENTS = ("tokenizer", "env_config", "config")  # the last is a name that some constructors give the second
+_OWN_ARGUMENTS = ("tokenizer", "env_config", "config")  # some constructors call env_config "config"
 DATASET_METHODS = ("get_train_dataset", "get_eval_dataset")
 #: The methods that neither ``evaluate`` nor the trainer calls, with the hooks to override instead.
 _NEVER_CALLED = {
@@ -84,7 +84,7 @@ def called_with(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Find the configuration that is passed to a class, and the arguments that a dataset row cannot store.
 
-    Of the arguments that a constructor forwards as ``*args``, the second is ``env_config``, as in the base class.
+    If a constructor forwards ``*args``, ``env_config`` is its second positional argument, as in the base class.
 
     Returns:
         The JSON values of the configuration, None if no configuration was passed; and the names of additional
@@ -111,17 +111,18 @@ def called_with(
 
 
 def build(env_class: type[Any], *args: Any) -> Any:
-    """Build an environment from a tokenizer and its configuration, as every environment can be built.
+    """Build an environment from a tokenizer and a configuration, which every class of environments must allow.
 
     Raises:
-        ConfigError: The class has a constructor of its own that does not accept them.
+        ConfigError: The constructor of the class does not accept these arguments.
     """
     try:
         inspect.signature(env_class).bind(*args)
     except TypeError as error:
         raise ConfigError(
-            f"{env_class.__name__}.__init__ must accept (tokenizer, env_config) and no more, with which checks, rows "
-            f"and worker processes build it: read other values from self.env_config, and list them in config_fields"
+            f"{env_class.__name__}.__init__ must accept (tokenizer, env_config) without other arguments, since checks "
+            "and dataset rows build it from these two: list other keys in config_fields, and read them from "
+            "self.env_config"
         ) from error
     return env_class(*args)
 

@@ -208,8 +208,8 @@ def place_of_hook(env_class: type[Any], sentence: str) -> str:
     """Find the definition of the hook whose name begins an error sentence.
 
     Returns:
-        File and line, as in ``"guess.py:31"``; empty if the sentence does not begin with a hook that the class or one
-        of its own bases defines.
+        File and line, as in ``"guess.py:31"``; empty if the sentence does not begin with a hook, or if only
+        ``MultistepEnv`` itself defines the hook.
     """
     name = re.match(r"\w*", sentence)
     hook = getattr(env_class, name[0] if name else "", None)

@@ -78,7 +78,7 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them usually omitted
         has one. A trajectory's ``task_index`` is the index of its row.
 
     Raises:
-        ConfigError: There are no rows, or the environment of a row cannot be built.
+        ConfigError: ``rows`` is empty, or the environment of a row cannot be built.
         TaskError: A task is invalid; nothing has been played.
         TypeError: An option is unknown.
         StoreError: The store cannot be created.
@@ -167,7 +167,7 @@ def _trials_of(
     """Create the trials of all rows, in row order, without starting them.
 
     Raises:
-        ConfigError: There are no rows, or the environment of a row cannot be built.
+        ConfigError: ``rows`` is empty, or the environment of a row cannot be built.
         TaskError: A task is invalid.
     """
     trials: list[Trial] = []

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_objects(**given: Any) -> None:
-    """Raise :class:`ConfigError` for an argument of the trainer that is not what its name says."""
+    """Raise :class:`ConfigError` if an argument of the trainer has the wrong type."""
     for name, (attribute, wanted) in _OBJECTS.items():
         value = given[name]
         if value is not None and (isinstance(value, type) or not hasattr(value, attribute)):
@@ -210,7 +210,7 @@ def check_env(env: Any) -> None:
 
 
 def check_leagues(env: MultistepEnv | None, callbacks: Sequence[Any]) -> None:
-    """Warn about a league that is only one of the two that it must be, the opponent and a callback."""
+    """Warn about a league that is the opponent but not a callback, or a callback but not the opponent."""
     players = [] if env is None or env.opponents is None else env.opponents.players
     for league in (one for one in (*players, *callbacks) if isinstance(one, League)):
         if env is not None and all(one is not league for one in players):
