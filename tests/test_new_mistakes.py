@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from datasets import Dataset
@@ -14,16 +14,19 @@ from trl import ModelConfig
 import agentsgym
 from agentsgym import AgentsGymError, GRPOEnvConfig, MultistepEnv, ScriptedAgent
 from agentsgym.envs import AgentProgramEnv
+from agentsgym.envs.user_checks import _warn_of_key
 from agentsgym.evaluation.compare import compare
 from agentsgym.evaluation.replay import replay
+from agentsgym.evaluation.run import evaluate
+from agentsgym.evaluation.transcripts import render_transcript
 from agentsgym.recipes.from_values import check_model_config
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.store.writer import RolloutWriter
-from agentsgym.training.selection.imitate import imitation_rows
+from agentsgym.training.selection.imitate import imitate, imitation_rows
 from agentsgym.training.selection.league import League
 
 # Each mistake is a value of another type.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false, reportArgumentType=false, reportCallIssue=false, reportUnknownMemberType=false
 
 
 class Guess(MultistepEnv):
@@ -113,6 +116,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a task rejected": (lambda: TaskRejected().rollout([{}], ScriptedAgent(["4"])), "must raise TaskError for a task"),
     "a constructor": (lambda: agentsgym.check_env(OwnConstructor, [{}]), r"must accept \(tokenizer, env_config\)"),
     "a truncated episode": (lambda: played(Truncated()), "with done=False, but a truncated episode is over"),
+    "another trainer's settings": (
+        lambda: imitate(policy()[0], [], policy()[1], GRPOEnvConfig()),
+        r"imitate\(args\) must be TRL's SFTConfig or None, got a GRPOEnvConfig",
+    ),
+    "a store to render": (lambda: render_transcript([1]), r"must be a rollout, such as store\[0\]"),
+    "an environment first": (
+        lambda: TrainingRun.evaluate(None, Guess(), "before", []),
+        r"TrainingRun.evaluate\(name\) must be a str, the first argument",
+    ),
+    "no tracker": (lambda: GRPOEnvConfig(report_to={}), "must be .none., .all. or names of trackers"),
+    "a misspelled role": (lambda: GRPOEnvConfig(observation_loss_weight={"tools": 1}), "by role, such as 'tool'"),
     "a prefilled answer": (lambda: played(Prefilled()), "must not end with a message of the role assistant"),
 }
 
@@ -179,6 +193,47 @@ def test_an_agent_may_change_the_list_that_it_gets() -> None:
 
     [rollout] = Guess().rollout([{}], Changes())
     assert [message["content"] for message in rollout.messages] == ["go", "4"]
+
+
+class Budgeted(Guess):
+    default_config: ClassVar[dict[str, Any]] = {"max_trajectory_tokens": 9}
+
+
+class Judged(Guess):
+    def _step_episode(self, session_id: str, state: Any, action: str) -> Any:
+        return state, 0.0, True, {"is_success": True}
+
+
+def judged() -> Any:
+    env: Any = Judged()
+    env.judge = [len]
+    return env.rollout([{}], ScriptedAgent(["4"]))
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("act", "sentence"),
+    [
+        (judged, "Judged.judge is not called: judges are in its list judges"),
+        (judged, "info['is_success'] of Judged is not used; did you mean info['success']?"),
+        (lambda: Budgeted().rollout([{}], ScriptedAgent(["4"])), "no episode ends at its token budget"),
+        (lambda: trainer(eval_dataset=Dataset.from_list([{"task_data": {}}])), "only when trainer.evaluate()"),
+    ],
+)
+def test_what_has_no_effect_is_warned_of(
+    act: Callable[[], Any], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_key.cache_clear()
+    act()
+    assert sentence in caplog.text
+
+
+def test_resuming_with_another_configuration_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for most in (3, 3, 4):
+        assert "1 rollouts of me, but none of this evaluation" not in caplog.text
+        options: dict[str, Any] = {"store": tmp_path / "rollouts", "agent_name": "me", "resume": True}
+        evaluate(Guess(None, {"max_steps_per_episode": most}), ScriptedAgent(["4"] * 9), [{}], **options)
+    assert "1 rollouts of me, but none of this evaluation" in caplog.text
 
 
 @pytest.mark.filterwarnings("default")

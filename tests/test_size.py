@@ -19,8 +19,9 @@ AT_MOST = {
     # new users' mistakes are answered in a sentence.
     # Left: TextArena's own opponents, the search for objects in a judge's answer, checks of rewards over HTTP, help
     # texts beside docstrings, protocols and classes for one caller, the second walk through each request's body.
-    "lines of agentsgym": 70_982,
-    "lines of tests": 81_400,
+    "lines of agentsgym": 70_980,
+    # Entered: a case for each new user's mistake. Left in the package: SearchEnv's and ALFWorldEnv's constructors.
+    "lines of tests": 81_450,
     "lines of benchmarks": 11_600,
     "settings beyond TRL's": 27,
     "public names": 86,

@@ -268,6 +268,7 @@ def _estimates(evaluation: Evaluation | None, seed: int) -> dict[str, Estimate |
     if evaluation is None:
         return {}
     found = {name: value(evaluation) for name, value, _ in _MEASURES}
+    found |= {f"win rate as {role}": one.win_rate for role, one in evaluation.by_role.items()}
     found |= {f"{_REWARDS}{name}": estimate for name, estimate in evaluation.components.items()}
     found |= {f"{_INFO}{name}": estimate for name, estimate in evaluation.metrics.items()}
     more = passes(evaluation, seed)

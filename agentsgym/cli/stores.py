@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.datasets.naming import NamedEnv
 
-_CONDITION: Final = re.compile(r"\s*(\w+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+_CONDITION: Final = re.compile(r"\s*(\w+)\s*(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,
+    "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
     "<=": operator.le,
@@ -83,7 +84,7 @@ def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:
     if column not in COLUMNS:
         raise UsageError(f"--where: unknown column {shown(column)}{did_you_mean(column, COLUMNS)}")
     wanted, compare = _value(column, value_text), _OPERATORS[sign]
-    if sign in {"=", "!="}:
+    if sign in {"=", "==", "!="}:
         return column, lambda value: compare(value, wanted)
     if wanted is None:
         raise UsageError(f"--where {text}: null can only be compared with = and !=")

@@ -16,7 +16,7 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.views import pad_task_groups, transitions, unpadded_row
 from agentsgym.credit.components import GivenReward
 from agentsgym.credit.rewards import per_token_rewards
-from agentsgym.envs.boundary import as_bool, call_environment
+from agentsgym.envs.boundary import as_bool, call_environment, warn_once
 from agentsgym.envs.contract import Prompt, State, Stepped
 from agentsgym.envs.conversation import VIEWS, Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
@@ -578,6 +578,8 @@ class MultistepEnv(ABC):
         budget = Budget(trajectory=most, completion=max_completion_length, turn=max_turn_tokens)
         for index, task in enumerate(tasks):
             self.check_task(task, f"task_data_list[{index}]")
+        if self.tokenizer is None and (budget.trajectory, budget.completion) != (None, None):
+            warn_once("%s has no tokenizer, so that no episode ends at its token budget", type(self).__name__)
         seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
         return [
             self.trial_class(

@@ -21,6 +21,7 @@ from agentsgym.texts import shown
 from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall, Trajectory
 
 logger = logging.getLogger(__name__)
+warn_once = functools.lru_cache(logger.warning)
 
 # pyright: reportPrivateUsage=false
 # The hooks are private for users of an environment; they are called here.
@@ -276,14 +277,9 @@ def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Me
     if not all(is_unicode(message["content"]) for message in plain):
         raise EnvError(f"{name} must return valid Unicode, got {shown(plain)}")
     if newest not in plain[-1]["content"]:
-        _warn_of_lost_message(history)
+        called = getattr(history, "__qualname__", type(history).__name__)
+        warn_once("the history %s leaves out the newest message, which the agent is to answer", called)
     return plain
-
-
-@functools.lru_cache(maxsize=64)
-def _warn_of_lost_message(history: Callable[..., Any]) -> None:
-    name = getattr(history, "__qualname__", type(history).__name__)
-    logger.warning("the history %s leaves out the newest message, which the agent is to answer", name)
 
 
 def token_rewards(env: PlayableEnv, trajectory: Trajectory) -> list[float]:

@@ -12,6 +12,7 @@ code of users which it calls cannot block the loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,8 @@ from agentsgym.event_loop import agents_loop, gathered, run_coroutine
 from agentsgym.failures import describe
 from agentsgym.texts import shown
 from agentsgym.types import StopReason, Trajectory
+
+logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.25  # between two calls of ``interrupt`` while hooks are awaited
 
@@ -131,6 +134,8 @@ class FinishedRollouts:
             new[id(trial.env), trial.task_index] += 1
         for own, env in envs.items():
             hooks = hooks_of(env)
+            if not hooks and "judge" in vars(env):
+                logger.warning("%s.judge is not called: judges are in its list judges", type(env).__name__)
             for hook in hooks:
                 hook.check(env, agent)
                 self._hooks[id(hook)] = hook

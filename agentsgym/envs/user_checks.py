@@ -198,7 +198,7 @@ def check_single_stream(env: Any, caller: str) -> None:
 
 
 def check_info_keys(env_class: type[Any], info: dict[Any, Any]) -> None:
-    """Warn, once per class, about misspelled keys of ``info``."""
+    """Warn, once per class, about misspelled keys of ``info``, and about other libraries' names of success."""
     for key in dict[Any, Any].keys(info):  # runs no code of a subclass of dict or str
         if type(key) is str and key not in _READ_KEYS:
             _warn_of_key(env_class, key)
@@ -219,7 +219,7 @@ def place_of_hook(env_class: type[Any], sentence: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _warn_of_key(env_class: type[Any], key: str) -> None:
-    meant = misspelled(key, _READ_KEYS)
+    meant = "success" if key in {"is_success", "is_solved", "succeeded"} else misspelled(key, _READ_KEYS)
     if meant is not None:
         logger.warning("info[%r] of %s is not used; did you mean info[%r]?", key, env_class.__name__, meant)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
     Play = Callable[..., list[Trajectory]]
+
+logger = logging.getLogger(__name__)
 
 _LIMITS = ("max_turn_tokens", "max_completion_length")  # these limits affect episodes
 _KEY = "evaluation_key"
@@ -143,6 +146,12 @@ class StoredEvaluation:
                 place = places.get(from_json(extra).get(_KEY)) if _KEY in extra else None
                 if place is not None and not (self._resume == "failed" and reason == "failed"):
                     rows[place] = row
+            if not rows and (others := len(store.filter(agent=self._name))):
+                logger.warning(
+                    "%s has %d rollouts of %s, but none of this evaluation: its tasks, environment, env_config, limits "
+                    "or judges are others, so that everything is played",
+                    *(self._writer.path, others, self._name),
+                )
             if rows and self._run is None:
                 self._run = table.column("run")[max(rows.values())].as_py()
             sizes = Counter(task_index for task_index, _ in rows)

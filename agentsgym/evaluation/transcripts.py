@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agentsgym.texts import visible
+from agentsgym.errors import ConfigError
+from agentsgym.texts import shown, visible
 from agentsgym.types import Trajectory
 
 
@@ -16,6 +17,9 @@ def render_transcript(trajectory: Trajectory) -> str:
     tool calls that were parsed, as ``price(good='eggs')``. A failed rollout ends with its error.
     Control characters are escaped (``\x1b[2J``), so that a terminal does not execute them.
     """
+    if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
+        wanted = "a rollout, such as store[0] or evaluation.trajectories[0]"
+        raise ConfigError(f"render_transcript(trajectory) must be {wanted}, got {shown(trajectory)}")
     parts = [f"=== {trajectory.headline} ==="]
     turns = {turn.message_index: turn for turn in trajectory.turns}
     for index, message in enumerate(trajectory.messages):

@@ -23,7 +23,7 @@ from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import evaluate_mixed
 from agentsgym.evaluation.run import evaluate
-from agentsgym.fields import Check, require
+from agentsgym.fields import Check, is_str, require
 from agentsgym.observers.learning_curve import LearningCurve, warn_without_plots
 from agentsgym.observers.stored import TrainingStore
 from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_transcripts
@@ -180,6 +180,7 @@ class TrainingRun:
         Raises:
             StoreError: The rollout store cannot be written.
         """
+        require("TrainingRun.evaluate(name)", name, is_str, "a str, the first argument")
         options = {"max_concurrent": _MAX_CONCURRENT, **options}
         is_own = agent is None or getattr(agent, "model", None) is self.model
         step = self._num_steps if is_own else None

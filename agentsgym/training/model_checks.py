@@ -219,8 +219,10 @@ def check_leagues(env: MultistepEnv | None, callbacks: Sequence[Any]) -> None:
             logger.warning("the League that is the opponent gets neither copies nor results: pass it in callbacks, too")
 
 
-def check_datasets(train: Any, evaluation: Any) -> None:
+def check_datasets(train: Any, evaluation: Any, args: Any) -> None:
     """Raise :class:`ConfigError` if the training dataset is missing, or if a dataset is a list or tuple of rows."""
+    if evaluation is not None and args.eval_strategy == "no":
+        logger.warning("eval_dataset is played only when trainer.evaluate() is called: see eval_strategy")
     if train is None:
         raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
     for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):

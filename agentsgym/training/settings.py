@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Union, cast, get_ar
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.envs.config import COMMON_FIELDS
-from agentsgym.errors import ConfigError, check_options
+from agentsgym.errors import ConfigError, check_options, misspelled
 from agentsgym.failures import RETRY_SEEDS
 from agentsgym.fields import (
     Check,
@@ -207,6 +207,8 @@ def role_weights_in(name: str, given: Any) -> float | dict[str, float]:
         require(f"GRPOEnvConfig.{name}", given, lambda _: False, expected)
     weights = weights_in(name, given)
     for role, weight in weights.items():
+        meant = misspelled(role, ("system", "user", "tool"))  # a template may have others
+        require(f"GRPOEnvConfig.{name}", role, lambda _, meant=meant: meant is None, f"by role, such as {meant!r}")
         require(f"GRPOEnvConfig.{name}[{shown(role)}]", weight, is_number(0), "a non-negative number")
     return weights
 

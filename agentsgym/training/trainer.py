@@ -145,11 +145,11 @@ class GRPOEnvTrainer(RestartableTrainer):
         """Set up training without playing anything; the class docstring documents the arguments."""
         args = GRPOEnvConfig() if args is None else args
         reject_trl_arguments(unsupported)
-        check_datasets(train_dataset, eval_dataset)
         if not isinstance(args, GRPOEnvConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"args must be a GRPOEnvConfig, which has all fields of TRL's GRPOConfig, got a {type(args).__name__}"
             )
+        check_datasets(train_dataset, eval_dataset, args)
         check_env(env)
         check_objects(
             curriculum=curriculum, distillation=distillation, demonstrations=demonstrations, callbacks=callbacks

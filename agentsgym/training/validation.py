@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def _is_no_tracker(report_to: Any) -> bool:
     try:
         get_reporting_integration_callbacks(report_to)
-    except ValueError:
+    except (TypeError, ValueError):  # or what cannot be a name
         return True
     return False
 

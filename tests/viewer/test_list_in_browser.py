@@ -191,10 +191,10 @@ def test_the_share_that_each_role_won_is_shown_where_there_are_several(browser: 
         with opened(browser, RolloutStore(tmp_path / "kept"), mode, tmp_path) as shown:
             page = shown.go()
             roles = page.locator(".count .role")
-            expect(roles).to_have_text(["O: 33.3% won (1 of 3)", "X: 50.0% won (2 of 4)"])
+            expect(roles).to_have_text(["role O: 33.3% won (1 of 3)", "role X: 50.0% won (2 of 4)"])
             page.get_by_label("won").click()
             expect(page.locator(".count b")).to_have_text("2")
-            expect(roles).to_have_text(["O: 0.0% won (0 of 1)", "X: 100.0% won (2 of 2)"])
+            expect(roles).to_have_text(["role O: 0.0% won (0 of 1)", "role X: 100.0% won (2 of 2)"])
             page.get_by_label("Turns: at most").fill("1")
             page.get_by_label("Turns: at most").press("Enter")
             expect(page.locator(".count b")).to_have_text("1")

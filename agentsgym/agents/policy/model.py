@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+_warn_once = functools.lru_cache(logger.warning)
 
 
 def check_is_model(model: Any, call: str) -> None:
@@ -79,18 +80,13 @@ def _compare_with_saved(tokenizer: Any, file: Path) -> None:
             "that folder's tokenizer, for the environment too"
         )
     if saved.chat_template != tokenizer.chat_template:
-        _warn_of_template(tokenizer.chat_template, file.parent)
+        _warn_once("the tokenizer has another chat template than the one in %s", file.parent)
 
 
 @functools.lru_cache(maxsize=1)
 def _saved_tokenizer(file: Path, modified_ns: int) -> Any:  # noqa: ARG001  # part of the cache's key
     loader: Any = AutoTokenizer
     return loader.from_pretrained(file.parent)
-
-
-@functools.lru_cache
-def _warn_of_template(template: str | None, folder: Path) -> None:  # noqa: ARG001  # likewise, to warn of each once
-    logger.warning("the tokenizer has another chat template than the one in %s", folder)
 
 
 @contextmanager

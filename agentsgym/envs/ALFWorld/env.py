@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -25,7 +26,6 @@ from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -132,17 +132,13 @@ class ALFWorldEnv(TextWorldBase):
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 50}
     task_fields: ClassVar[Collection[str] | None] = ("game", "task_type")
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
-    ) -> None:
-        """Check the configuration and find the data; the engine is started with the first episode.
+    @functools.cached_property
+    def _data(self) -> Path:
+        return data_folder(self.env_config["data"])
 
-        Raises:
-            ConfigError: The configuration is invalid, or the data are missing.
-            MissingDependencyError: ``alfworld`` is not installed.
-        """
-        super().__init__(tokenizer, env_config)
-        self._data = data_folder(self.env_config["data"])
+    def _check_config(self, config: dict[str, Any]) -> None:
+        super()._check_config(config)
+        _ = self._data  # raises if there is none
 
     def _process_limits(self) -> dict[str, Any]:
         return {key: self.env_config[key] for key in ("max_games_per_process", "cache_mb")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import string
@@ -21,7 +22,6 @@ from agentsgym.envs.Search.world import GENERATED, DatasetOptions, task_dataset
 from agentsgym.envs.Tools.calls import Plan
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.results import ToolResult
-from agentsgym.envs.Tools.sources import Sources
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, is_dict, is_int, is_number, is_str, is_strings, is_text, or_none
 from agentsgym.texts import sentence_of, shown
@@ -29,7 +29,6 @@ from agentsgym.types import Action, Message, ToolCall
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -162,38 +161,16 @@ class SearchEnv(ToolEnv):
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 8, "max_result_length": None}
     task_fields: ClassVar[Collection[str] | None] = ("question", "answers", "evidence")
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        env_config: dict[str, Any] | None = None,
-        *,
-        tools: Sources = (),
-    ) -> None:
-        """Check the configuration, load the corpus and index it.
-
-        Args:
-            tokenizer: The policy's tokenizer; None to record no tokens.
-            env_config: The keys above.
-            tools: Tools in addition to ``search``, as in :class:`ToolEnv`.
-
-        Raises:
-            ConfigError: See :class:`ToolEnv`; or the corpus cannot be read, is empty or lacks a column.
-            MissingDependencyError: ``bm25s``, which the index requires, is not installed.
-        """
-        super().__init__(tokenizer, env_config, tools=tools)
-        self._in_tags = self.env_config["format"] == "tags"
-        if self._in_tags and (self._sources or self.env_config["submit_tool"]):
-            raise ConfigError(
-                "format='tags' has no tool calls, so it cannot be combined with further tools or submit_tool"
-            )
-        self._score = _SCORES[self.env_config["reward"]]
-        self._retriever: Retriever | None = self._open_retriever()
-
     def __getstate__(self) -> dict[str, Any]:
         """Omit the index and its threads, which another process recreates at its first search."""
-        return {**super().__getstate__(), "_retriever": None}
+        return {name: value for name, value in super().__getstate__().items() if name != "_retriever"}
 
-    def _open_retriever(self) -> Retriever:
+    @property
+    def _in_tags(self) -> bool:
+        return self.env_config["format"] == "tags"
+
+    @functools.cached_property
+    def _retriever(self) -> Retriever:
         config = self.env_config
         if config["retriever"] is not None:
             return config["retriever"]
@@ -207,8 +184,6 @@ class SearchEnv(ToolEnv):
         Raises:
             EnvError: The retriever did not return passages.
         """
-        if self._retriever is None:
-            self._retriever = self._open_retriever()
         top_k: int = self.env_config["top_k"]
         return as_passages(self._retriever(query, top_k), top_k)
 
@@ -220,6 +195,11 @@ class SearchEnv(ToolEnv):
             raise ConfigError(
                 "env_config sets both 'corpus' and 'retriever', but a retriever searches its own passages: set only one"
             )
+        if self._in_tags and (self._sources or config["tools"] or config["submit_tool"]):
+            raise ConfigError(
+                "format='tags' has no tool calls, so it cannot be combined with further tools or submit_tool"
+            )
+        _ = self._retriever  # raises if the corpus cannot be read
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         question, answers = task_data.get("question"), task_data.get("answers")
@@ -245,8 +225,7 @@ class SearchEnv(ToolEnv):
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._check_task(task_data)
-        if self._retriever is None:  # opened here, since searches have a time limit
-            self._retriever = self._open_retriever()
+        _ = self._retriever  # opened here, since searches have a time limit
         return {
             **super()._initialize_episode(session_id, task_data),
             "evidence": frozenset(task_data.get("evidence") or ()),
@@ -296,7 +275,7 @@ class SearchEnv(ToolEnv):
         answers: list[str] = state["task"]["answers"]
         is_match = exact_match(text, answers)
         info = {"success": is_match == 1.0, "answer": normalized(text), "exact_match": is_match}
-        return self._score(text, answers), True, {**info, "f1": f1(text, answers)}
+        return _SCORES[self.env_config["reward"]](text, answers), True, {**info, "f1": f1(text, answers)}
 
     def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult | Awaitable[ToolResult]:
         if call.name != TOOL:

@@ -129,11 +129,10 @@ class ToolEnv(MultistepEnv):
             TemplateError: The chat template does not support exact tokens, in general or for tool results.
         """
         self._processes: dict[int, Process] = {}  # by process id
-        self._sources: tuple[Source, ...] = ()
-        given = as_sources(tools, f"{type(self).__name__}(tools=…) accepts")
+        self._sources: tuple[Source, ...] = as_sources(tools, f"{type(self).__name__}(tools=…) accepts")
         super().__init__(tokenizer, env_config)
         check_tool_use(self.tokenizer, self.env_config)
-        self._sources = (*given, *registered_tools(self.env_config["tools"]))
+        self._sources += registered_tools(self.env_config["tools"])
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Add ``question`` and ``answer``, which are validated here, to a subclass's ``task_fields``.

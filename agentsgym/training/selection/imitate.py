@@ -71,6 +71,8 @@ def imitate(
     """
     check_is_model(model, "imitate(model, trajectories, tokenizer)")
     args = imitation_config() if args is None else args
+    if not isinstance(args, SFTConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"imitate(args) must be TRL's SFTConfig or None, got a {type(args).__name__}")
     if args.packing:
         raise ConfigError("imitate builds its own training rows and does not support packing: set packing=False")
     rows = imitation_rows(trajectories, observation_loss=observation_loss)

@@ -68,7 +68,7 @@ class FilterPanel {
       shown === this.list.size && size === total ? " rollouts" : ` of ${all} rollouts`,
       isFiltered(this.given) ? button("link", () => go(noFilters()), {}, "clear") : null,
       judged ? el("span.note.won", {}, shareWon(won, judged)) : null,
-      this.wonByRole(places).map(([role, won, played]) => el("span.note.role", {}, `${role}: ${shareWon(won, played)}`)),
+      this.wonByRole(places).map(([role, won, played]) => el("span.note.role", {}, `role ${role}: ${shareWon(won, played)}`)),
       note ? el("span.note.faint", {}, note) : null,
     );
   }
