@@ -218,6 +218,7 @@ class Browsing(GuessEnv):
 
 def test_a_row_that_holds_more_is_compared_without_a_second_environment(caplog: pytest.LogCaptureFixture) -> None:
     given = {"highest": 5, "free_shots": 1, "episodes_per_trial": 2}
+    Browsing.opened.clear()
     with caplog.at_level(logging.WARNING):
         env = Browsing(chat_tokenizer(), given, "firefox")
         check_row(env, row({**given, "max_steps_per_episode": 20}, path=class_path(Browsing)))

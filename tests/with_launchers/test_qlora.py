@@ -50,7 +50,8 @@ def test_adapters_on_weights_of_4_bits_are_trained_and_saved_alone(base: Path, t
     assert found.num_episodes == 4
 
 
-def test_vllm_is_refused_with_weights_of_4_bits(base: Path, tmp_path: Path) -> None:
+def test_vllm_is_refused_with_weights_of_4_bits(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentsgym.training.model_checks.find_spec", lambda name: name)  # as if it were installed
     policy = load_policy(str(base), SETTINGS)
     with pytest.raises(ConfigError, match="load_in_4bit cannot be combined with use_vllm"):
         TrainingRun(policy, settings(tmp_path, use_vllm=True), SETTINGS)
