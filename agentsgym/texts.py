@@ -232,13 +232,3 @@ _WRITERS: dict[type[Any], Callable[[Any, int, int], Iterator[str]]] = {
     set: _item_pieces,
     frozenset: _item_pieces,
 }
-
-
-def strip_reasoning(text: str) -> str:
-    """Return the agent's text after its reasoning; empty if the reasoning is unfinished.
-
-    >>> strip_reasoning("<think>Is it 3?</think>4"), strip_reasoning("<think>Is it 3?"), strip_reasoning("4")
-    ('4', '', '4')
-    """
-    _, closed, rest = text.rpartition("</think>")
-    return rest if closed or "<think>" not in text else ""

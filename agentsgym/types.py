@@ -29,7 +29,7 @@ MIN_LOGPROB: Final = -104.0
 MAX_LOGPROB: Final = 1e-3  # 0 plus a tolerance: in half precision, log-softmax may round to slightly above 0
 
 RESERVED_INFO_KEYS: Final = frozenset(
-    ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "answer", "action")
+    ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "answer", "action", "tool_calls")
 )
 """The keys of ``info`` with a fixed meaning: their values are never metrics, even if they are numbers."""
 
@@ -88,12 +88,14 @@ class ToolCall:
         arguments: The arguments by name.
         id: The identifier by which a result refers to the call; None if the agent set none.
         error: Why the call could not be parsed, as a message to the agent; None for a well-formed call.
+        repair: The kind of repair with which it could be parsed; None for a call in the format of its template.
     """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str | None = None
     error: str | None = None
+    repair: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +137,17 @@ class Action:
     """The agent's answer in one turn.
 
     Attributes:
-        text: The text of the answer, as passed to the environment.
+        text: The text of the answer; an environment gets it without reasoning and without tool calls.
         token_ids: The sampled ids, end-of-turn token included, untouched; None if the agent only has text.
         logprobs: Log-probabilities under the sampling policy, one per id, NaN where unknown; None if all are unknown.
         agent_state: A value that the agent receives again in its next turn.
         finish_reason: ``"stop"``: the agent ended its turn; ``"length"``: the token budget truncated it.
         tool_calls: The tool calls, in order. An agent whose server has parsed the calls sets them; otherwise they are
             parsed from the sampled ids before the environment receives the action.
-        reasoning: Reasoning before the answer, where it is separate from the text.
+        reasoning: Reasoning before the answer; None if there is none. An agent whose server separates it sets it;
+            otherwise it is parsed before the environment receives the action.
         policy_version: The number of optimizer steps of the oldest weights that sampled the action; None if unknown.
+        written: The answer as the agent wrote it, with the tags of reasoning and calls; by default, the text.
     """
 
     text: str
@@ -154,8 +158,11 @@ class Action:
     tool_calls: Sequence[ToolCall] = ()
     reasoning: str | None = None
     policy_version: int | None = None
+    written: str = ""
 
     def __post_init__(self) -> None:
+        if not self.written:
+            object.__setattr__(self, "written", self.text)
         if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
             given = "no token_ids" if self.token_ids is None else f"{len(self.token_ids)} token_ids"
             raise ValueError(f"an Action needs one log-probability per id, got {len(self.logprobs)} for {given}")
@@ -449,7 +456,8 @@ def _brief(value: TurnRequest | Action | Turn) -> str:
     """Return a repr with only the fields that differ from their defaults; collections are shown by their length."""
     written: list[str] = []
     for one in fields(value):
-        item, default = getattr(value, one.name), one.default
+        item: Any = getattr(value, one.name)
+        default: Any = value.text if isinstance(value, Action) and one.name == "written" else one.default
         if default is MISSING or default is None:
             is_default = default is item
         else:

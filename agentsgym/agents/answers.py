@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.tokens.calls.reader import with_calls
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, FinishReason, TurnRequest
 
@@ -99,5 +99,5 @@ def with_calls_of_ids(
     if not request.tools or request.token_ids or not untyped.chat_template:
         return action
     chat_format = ChatFormat.of(tokenizer, append=False, tools=request.tools)
-    read = with_calls(dataclasses.replace(action, token_ids=token_ids, logprobs=None), chat_format, request.tools)
+    read = read_answer(dataclasses.replace(action, token_ids=token_ids, logprobs=None), chat_format, request.tools)
     return dataclasses.replace(read, token_ids=None)

@@ -34,6 +34,7 @@ from agentsgym.cached_folders import replacing
 from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.fields import is_int, is_number, is_positive_number, is_str, or_none, require
 from agentsgym.texts import sentence_of, shown, visible
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.types import Action, Message, TurnRequest
@@ -206,7 +207,7 @@ class Caller:
         known = None if self._cache is None else self._cache.get(key)
         if known is not None:
             with contextlib.suppress(UnreadableError):
-                found = parse(Action(text=known))
+                found = parse(read_answer(Action(text=known), None))
                 cost.cached += 1
                 return found, known
         first = [*messages]
@@ -224,7 +225,7 @@ class Caller:
                 seed=seed,
                 answer_schema=schema,
             )
-            action = await self._call(request, cost)
+            action = read_answer(await self._call(request, cost), self._format)
             try:
                 found = parse(action)
             except UnreadableError as error:

@@ -103,10 +103,13 @@ class MultistepEnv(ABC):
     - ``state_scores``: how changes of ``_score_state`` are rewarded: ``"change"``, or ``"potential"``, which leaves the
       best policies unchanged.
     - ``history``: how the agent sees earlier messages: ``"append"`` (the recorded tokens), ``"rerender"`` (rendered
-      again by the template), ``"summarize"`` (replaced by notes that the agent writes), or a function that returns the
-      messages to show.
+      again by the template), ``"last"`` (the first observation and the last turns), ``"summarize"`` (replaced by notes
+      that the agent writes), or a function that returns the messages to show.
+    - ``history_turns``: with ``"last"``, the number of turns that the agent sees; None for nine.
     - ``summarize_over_tokens``: with ``"summarize"``, the number of tokens above which a note is requested.
     - ``summary_prompt``: the message that requests a note.
+    - ``tool_calls``: ``"tolerant"``: a call that is not in the format of the chat template is repaired if it can be
+      parsed without doubt; ``"strict"``: it is a malformed call.
     - ``opponent``: who plays the other roles, in an environment with ``roles``: a name registered with
       :func:`~agentsgym.envs.opponents.register_player`, names by role, or ``"self"``: the agent, with a separate
       conversation for each role. None: the agent, in one conversation. The agent's own role is the task's ``"role"``,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
-from agentsgym.envs.conversation import DEFAULT_PROMPT, SUMMARIZE
+from agentsgym.envs.conversation import DEFAULT_PROMPT, LAST, SUMMARIZE
 from agentsgym.envs.opponents import is_player_name
 from agentsgym.envs.state_scores import CREDITS, DISCOUNT
 from agentsgym.errors import ConfigError, did_you_mean
@@ -47,13 +47,15 @@ COMMON_FIELDS: dict[str, Field] = {
     "unguarded_tokens": Field(default=[], expected="a list of added tokens of the tokenizer", valid=is_strings),
     "history": Field(
         default="append",
-        expected="'append', 'rerender', 'summarize' or a function from messages to messages",
-        valid=lambda value: callable(value) or one_of("append", "rerender", SUMMARIZE)(value),
+        expected="'append', 'rerender', 'last', 'summarize' or a function from messages to messages",
+        valid=lambda value: callable(value) or one_of("append", "rerender", LAST, SUMMARIZE)(value),
     ),
+    "history_turns": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     "summarize_over_tokens": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     "summary_prompt": Field(
         default=DEFAULT_PROMPT, expected="a non-empty str", valid=lambda value: is_str(value) and value != ""
     ),
+    "tool_calls": choice_field("tolerant", "strict"),
     "opponent": Field(
         default=None, expected="a registered name, 'self', names by role, or None", valid=or_none(is_player_name)
     ),

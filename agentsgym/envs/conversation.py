@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from agentsgym.credit.components import Reward
 from agentsgym.envs.boundary import as_hashable, as_messages, call_environment
 from agentsgym.envs.contract import PlayableEnv, State
-from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.errors import ConfigError, TemplateError, did_you_mean
 from agentsgym.fields import is_int, or_none
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.reader import reader_of
 from agentsgym.tokens.transcript import ChatFormat, History, Transcript
-from agentsgym.types import Message, Turn
+from agentsgym.types import Message, ToolCall, Turn
 
 logger = logging.getLogger(__name__)
 
 SUMMARIZE: Final = "summarize"
+LAST: Final = "last"
 VIEWS: Final = "views"
-"""Values of ``env_config["history"]``: notes, and separate conversations of the roles that the agent plays."""
+"""Values of ``env_config["history"]``: notes, the last turns, separate conversations of the roles the agent plays."""
 
 DEFAULT_PROMPT: Final = (
     "Write a note of everything that matters for the rest of this conversation. You will see the note and the first "
@@ -75,6 +77,38 @@ class NotedHistory:
         return [*messages[: first + 1], messages[note], *messages[note + 1 :]]
 
 
+class LastTurns:
+    """The first observation and the last turns of one conversation, as a function from messages to messages.
+
+    A turn is an answer and what the environment returned to it, so results stay with the calls that they belong to. If
+    episodes share the conversation, the first observation is that of the episode in which the oldest turn was played.
+    """
+
+    def __init__(self, num_turns: int | None) -> None:
+        """Begin a conversation; None for nine turns."""
+        # Each turn follows the opening of its episode: the system message and the first observation.
+        self._turns: deque[tuple[list[Message], list[Message]]] = deque(maxlen=num_turns or 9)
+        self._opening: list[Message] = []
+        self._next_opening: list[Message] = []
+        self._num_shown = 0
+
+    def begin_episode(self, messages: Sequence[Message]) -> None:
+        """Set the first observation of a further episode, before it is shown; that of the first is what is shown."""
+        system = [message for message in self._opening[:1] if message["role"] == "system"]
+        self._next_opening = [*system, *messages]
+
+    def __call__(self, messages: list[Message]) -> list[Message]:
+        """Keep the last turns, after the opening of the oldest one's episode."""
+        if self._num_shown:
+            self._turns.append((self._opening, messages[self._num_shown :]))
+            opening, _ = self._turns[0]
+            messages = [*opening, *chain.from_iterable(turn for _, turn in self._turns)]
+        else:
+            self._next_opening = messages
+        self._opening, self._num_shown = self._next_opening, len(messages)
+        return messages
+
+
 class Views:
     """The conversations of an agent that plays every role; each prompt is the one of the role that moves.
 
@@ -105,12 +139,17 @@ class Views:
         return [*system, *messages[-len(self._current) :]]
 
 
-def check_notes(config: Mapping[str, Any]) -> None:
-    """Reject a limit without notes, and notes without a limit.
+def check_history(config: Mapping[str, Any]) -> None:
+    """Reject notes without their limit, and limits of another history than the one that is set.
 
     Raises:
-        ConfigError: Only one of the two is set.
+        ConfigError: Only one of two values that belong together is set.
     """
+    if config["history_turns"] is not None and config["history"] != LAST:
+        raise ConfigError(
+            "env_config['history_turns'] applies only to env_config['history'] = 'last', but history is "
+            f"{shown(config['history'])}: set history to 'last', or omit history_turns"
+        )
     has_limit = config["summarize_over_tokens"] is not None
     if (config["history"] == SUMMARIZE) != has_limit:
         given = "it is None" if not has_limit else f"history is {config['history']!r}"
@@ -170,7 +209,13 @@ class Conversation:
         self.final_reward = 0.0
         self.final_parts: list[Reward] = []  # of each episode, except practice ones and those with rewards by role
         self.info: dict[str, Any] = {}
+        self.num_calls: Counter[str] = Counter()  # "parsed", "unreadable", and those with a repair, by its kind
         self.last_messages: list[Message] = []  # final messages of the last episode, until they are recorded
+
+    def count(self, calls: Sequence[ToolCall]) -> None:
+        """Count the tool calls of an answer."""
+        for call in calls:
+            self.num_calls["unreadable" if call.error is not None else call.repair or "parsed"] += 1
 
     def last_turn(self) -> int:
         """The index of the last turn that is not a note."""
@@ -231,6 +276,11 @@ def chat_format_of(
     """
     if tokenizer is None:
         return None
+    if config["history"] in (LAST, SUMMARIZE) and not tokenizer.chat_template:
+        raise TemplateError(
+            f"env_config['history'] = {config['history']!r} needs a chat template to render what it keeps, but the "
+            "tokenizer has none: set tokenizer.chat_template, or use history 'append'"
+        )
     chat_format = ChatFormat.of(
         tokenizer,
         append=config["history"] != "rerender",
@@ -242,8 +292,8 @@ def chat_format_of(
     known = {*re.findall(r"\w+", str(tokenizer.chat_template))}
     for name in config["chat_template_kwargs"].keys() - known:
         logger.warning("the chat template does not use %r of chat_template_kwargs%s", name, did_you_mean(name, known))
-    if tools and chat_format.prints_calls:
-        reader_of(chat_format).check_reads_calls()
+    if tools:
+        chat_format.check_calls()
     return chat_format
 
 
@@ -257,7 +307,6 @@ def check_tool_use(tokenizer: Any, config: Mapping[str, Any]) -> None:
     chat_format = chat_format_of(tokenizer, config)
     if chat_format is None:
         return
-    if chat_format.prints_calls:
-        reader_of(chat_format).check_reads_calls()
+    chat_format.check_calls()
     if config["history"] != "rerender":
         chat_format.check_results()

@@ -32,14 +32,14 @@ from agentsgym.envs.boundary import (
     system_messages,
 )
 from agentsgym.envs.contract import PlayableEnv, State
-from agentsgym.envs.conversation import SUMMARIZE, VIEWS, Budget, Conversation, NotedHistory, Views
+from agentsgym.envs.conversation import LAST, SUMMARIZE, VIEWS, Budget, Conversation, LastTurns, NotedHistory, Views
 from agentsgym.envs.user_checks import check_info_keys
 from agentsgym.errors import AgentError, EnvError, TemplateError
 from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.reader import with_calls
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, Turn, TurnRequest
 
@@ -78,6 +78,7 @@ class Exchange:
         self.env, self.session_id, self.task_data, self.budget = env, session_id, task_data, budget
         self._note_turns = note_turns
         self._views: Views | None = None
+        self._last_turns: LastTurns | None = None
         self.conversation = self.new_conversation()
 
     def new_conversation(self) -> Conversation:
@@ -85,6 +86,8 @@ class Exchange:
         history: History = self.env.env_config["history"]
         if history == VIEWS:
             history = self._views = Views()
+        elif history == LAST:
+            history = self._last_turns = LastTurns(self.env.env_config["history_turns"])
         elif history == SUMMARIZE:
             history = NotedHistory(self.env.env_config["summarize_over_tokens"], self.env.env_config["summary_prompt"])
         elif callable(history):
@@ -130,8 +133,8 @@ class Exchange:
     def prompt_messages(self) -> list[Message] | None:
         """Return the messages in the prompt; None if they are the recorded ones."""
         shown, recorded = self.conversation.transcript.prompt_messages, self.conversation.transcript.messages
-        is_same = shown is recorded or (self.conversation.notes is not None and shown == recorded)  # before any note
-        return None if is_same else [*shown]
+        drops_later = self.conversation.notes is not None or self._last_turns is not None
+        return None if shown is recorded or (drops_later and shown == recorded) else [*shown]
 
     def request(self, room: int | None) -> TurnRequest:
         """Make the request for the next action, of at most ``room`` tokens."""
@@ -192,6 +195,8 @@ class Exchange:
             messages = self._views.observe(self.env, state, is_first=step == 0)
         if is_first:
             messages = [*system_messages(self.env), *messages]
+        elif self._last_turns is not None and step == 0:
+            self._last_turns.begin_episode(messages)
         messages = conversation.with_last_messages(messages)
         if not all(is_unicode(message["content"]) for message in messages):
             raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
@@ -226,13 +231,14 @@ class Exchange:
             raise failure_of(AgentError, "what the agent returned", raised) from raised
         if error:
             raise AgentError(f"session {self.session_id}: {error}")
-        action = self.read(action) if reads_calls else action
+        action = self.read(action) if reads_calls else read_answer(action, chat_format)
         try:
             start, stop = conversation.transcript.act(action, room)
         except TemplateError as refused:
             raise AgentError(
                 f"session {self.session_id}: the agent's answer cannot be recorded: {refused}"
             ) from refused
+        conversation.count(action.tool_calls)
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)
         transcript = conversation.transcript
@@ -246,12 +252,15 @@ class Exchange:
             policy_version=action.policy_version,
         )
         if transcript.was_cut:
-            action = dataclasses.replace(action, text=transcript.messages[-1]["content"], tool_calls=())
+            cut = transcript.messages[-1]
+            given = {"text": cut["content"], "reasoning": cut.get("reasoning_content"), "tool_calls": ()}
+            action = dataclasses.replace(action, **given)
         return action, turn
 
     def read(self, action: Action) -> Action:
-        """Return a valid action with its tool calls, if there are tools."""
-        return with_calls(action, self.conversation.transcript.chat_format, self.tools) if self.tools else action
+        """Split a valid action into reasoning, text and, if there are tools, calls."""
+        chat_format, is_strict = self.conversation.transcript.chat_format, self.env.env_config["tool_calls"] == "strict"
+        return read_answer(action, chat_format, self.tools or None, is_strict=is_strict)
 
     def step(self, state: State, action: Action) -> Step:
         """Pass the action to the environment, and keep its next state and ``info``."""

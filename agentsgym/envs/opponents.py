@@ -34,8 +34,8 @@ from agentsgym.envs.conversation import Conversation
 from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
 from agentsgym.fields import is_dict, is_str
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import shown, strip_reasoning
-from agentsgym.tokens.calls.reader import with_calls
+from agentsgym.texts import shown
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, Message, TurnRequest
 
@@ -177,11 +177,10 @@ class AgentPlayer:
         size = math.inf if self._chat_format is None else self._chat_format.vocabulary_size
         if error := action_error(action, None, size):
             raise EnvError(f"{name} failed: {error}")
-        if self._tools:
-            action = with_calls(action, self._chat_format, self._tools)
+        action = read_answer(action, self._chat_format, self._tools or None)
         transcript.act(action)
         self._conversation.agent_state = action.agent_state
-        return Action(text=strip_reasoning(action.text), tool_calls=action.tool_calls, reasoning=action.reasoning)
+        return action
 
     def finish(self) -> None:
         """Notify the agent that the episode is over, if it was created for this player only."""

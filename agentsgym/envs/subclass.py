@@ -11,7 +11,7 @@ from typing import Any
 
 from agentsgym.credit.rewards import check_credit
 from agentsgym.envs.config import check_trials, validated_config
-from agentsgym.envs.conversation import check_notes
+from agentsgym.envs.conversation import check_history
 from agentsgym.envs.dataset_rows import plain_part
 from agentsgym.envs.user_checks import MAY_BE_ASYNC, check_class, is_async
 from agentsgym.errors import ConfigError
@@ -74,7 +74,7 @@ def given_and_valid(
     added_keys = () if env_class.__init__ is base.__init__ else handed.keys() - (called_config or {}).keys()
     config = validated_config(env_class, env_config, added_keys=added_keys)
     check_trials(config)
-    check_notes(config)
+    check_history(config)
     check_credit(config["turn_credit"], config["token_credit"])
     return handed if called_config is None else called_config, config
 

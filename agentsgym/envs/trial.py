@@ -259,6 +259,8 @@ class Trial:
         notes, info = conversation.notes, conversation.info
         if notes is not None:
             info = {**info, "num_notes": len(notes.note_turns), "note_turns": [*notes.note_turns]}
+        if conversation.num_calls:
+            info = {**info, "tool_calls": {**conversation.num_calls}}
         final_components = sum_components(conversation.final_parts)
         if final_rewards:
             final_components = role_components(turns).get(turns[0].role)

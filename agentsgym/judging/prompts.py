@@ -40,11 +40,11 @@ class Verdict:
 def read_verdict(text: str, criteria: Sequence[Criterion], num_candidates: int | None = None) -> Verdict:
     """Parse an answer.
 
-    Behind the reasoning, which ends at ``</think>``, it must be one JSON object, perhaps in a code fence, and nothing
-    else: an object that is found in a text may quote what was judged.
+    It must be one JSON object, perhaps in a code fence, and nothing else: an object that is found in a text may quote
+    what was judged.
 
     Args:
-        text: The answer.
+        text: The answer, without reasoning.
         criteria: The criteria that it must contain.
         num_candidates: The number of ranked candidates; None for grades.
 
@@ -52,7 +52,7 @@ def read_verdict(text: str, criteria: Sequence[Criterion], num_candidates: int |
         UnreadableError: The answer is anything else, or a value is missing or invalid.
 
     >>> criteria = [Criterion("polite", "Polite?"), Criterion("clear", "Clear?", scale=(0, 10))]
-    >>> read_verdict('<think>Well.</think> {"reason": "Short.", "polite": true, "clear": 4}', criteria)
+    >>> read_verdict('{"reason": "Short.", "polite": true, "clear": 4}', criteria)
     Verdict(values={'polite': [1.0], 'clear': [0.4]}, reason='Short.')
     >>> read_verdict('{"best": [3, [1, 2]]}', [Criterion("best", "Which is best?")], 3).values
     {'best': [0.25, 0.25, 1.0]}
@@ -88,11 +88,8 @@ def ranked_values(places: Sequence[Sequence[int]], num_candidates: int) -> list[
 
 def _verdict_object(text: str, names: Sequence[str]) -> dict[str, Any]:
     answer = text.strip()
-    if not answer.startswith(("{", "```")):  # a thought; a string of the verdict may contain its mark, too
-        _, is_closed, behind = answer.partition("</think>")
-        if not is_closed and "<think>" in answer:
-            raise UnreadableError("its reasoning is unfinished, so it has no verdict")
-        answer = behind.strip() if is_closed else answer
+    if not answer:
+        raise UnreadableError("it is empty, or its reasoning is unfinished")
     fenced = _FENCE.fullmatch(answer)
     try:
         found: Any = json.loads(

@@ -158,7 +158,7 @@ def _reencoded(record: StoredRollout, tokenizer: Any, formats: dict[str, ChatFor
     if any(one.get("tool_calls") or one["role"] == "tool" for one in own.messages):
         raise ConfigError("rollouts with tool calls cannot be re-encoded")
     if any(turn.prompt_messages is not None for turn in own.turns):
-        raise ConfigError("rollouts whose history was rewritten by a function or notes cannot be re-encoded")
+        raise ConfigError("rollouts whose history was rewritten by a function, notes or 'last' cannot be re-encoded")
     known = record.env_config or {}
     config = {name: known.get(name, default) for name, default in _CHAT_DEFAULTS.items()}
     key = json.dumps(config, sort_keys=True, default=repr)

@@ -11,11 +11,12 @@ from weakref import WeakKeyDictionary
 
 from agentsgym.errors import ConfigError, TemplateError
 from agentsgym.texts import shown
+from agentsgym.tokens.calls.reader import reader_of
 from agentsgym.tokens.chat_template import Template
 from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary, is_mark, unmarked_controls
 from agentsgym.tokens.sentinels import QUESTION, Roles, slot
 from agentsgym.tokens.tool_format import ToolFormat
-from agentsgym.tokens.tool_messages import TEXT_TAGS, strings_in, with_strings
+from agentsgym.tokens.tool_messages import TEXT_TAGS, native_form, strings_in, with_strings
 from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, common_prefix, find_turn_end, without_end
 from agentsgym.types import FinishReason, Message
 
@@ -228,7 +229,7 @@ class ChatFormat:
                 for message in messages
                 for token_id in encode[message["role"] == "assistant"](message["content"])
             ]
-        conversation = self.for_template(messages)
+        conversation = self._structured(messages)
         try:
             texts = [strings_in(message) for message in conversation]
         except RecursionError as error:
@@ -240,6 +241,8 @@ class ChatFormat:
         masks = iter(masked)
         mask_of = [dict(zip(parts, masks, strict=False)) for parts in texts]
         conversation = [with_strings(message, table) for message, table in zip(conversation, mask_of, strict=True)]
+        if self._tool_format is not None:  # the markers of calls are control tokens, unlike those in arguments
+            conversation = self._tool_format.with_native_calls(conversation)
         return self._observed.encode_printed(self._template.whole(conversation, add_prompt=add_prompt), hidden)
 
     def printed(self, messages: Sequence[Message]) -> str:
@@ -253,8 +256,10 @@ class ChatFormat:
         return self._template.whole(self.for_template(messages), add_prompt=True)
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
-        """Convert a conversation to the form that the template accepts; without tools it stays unchanged.
+        """Convert a conversation to the form that the template accepts.
 
+        If the template does not know reasoning, it is written into the text, between ``<think>`` tags. Without tools,
+        everything else stays unchanged.
         Tool calls and results that the template does not support become plain text; arguments and ids are converted to
         the types that it expects. The recorded ids equal those of
         ``tokenizer.apply_chat_template(chat_format.for_template(messages), tools=…)``.
@@ -262,6 +267,12 @@ class ChatFormat:
         Args:
             messages: The conversation, including the agent's answers.
         """
+        conversation = self._structured(messages)
+        return conversation if self._tool_format is None else self._tool_format.with_native_calls(conversation)
+
+    def _structured(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        if any("reasoning_content" in message for message in messages) and not (reader := reader_of(self)).has_thoughts:
+            messages = [reader.with_thought(one) if "reasoning_content" in one else one for one in messages]
         if self._tool_format is None or not any("tool_calls" in m or m["role"] == "tool" for m in messages):
             return messages
         return self._tool_format.conversation(messages)
@@ -327,6 +338,20 @@ class ChatFormat:
         scaffold = self.first(roles) if is_first else self.later(roles, ended_by)
         return scaffold, [message["content"] for message in messages]
 
+    def check_calls(self) -> None:
+        """Check that calls can be parsed in the format of the template, if it does not reject calls.
+
+        Raises:
+            ConfigError: They cannot, or the template fails to render them or their results.
+        """
+        failure = None if self._tool_format is None else self._tool_format.failure
+        if failure is not None:
+            raise ConfigError(
+                f"{str(failure).rstrip('.')}; to fix it: set tokenizer.chat_template to one that renders it"
+            )
+        if self.prints_calls:
+            reader_of(self).check_reads_calls()
+
     def check_results(self) -> None:
         """Check that tool results can be recorded, one message per call.
 
@@ -358,12 +383,29 @@ class ChatFormat:
         start = len(token_ids) - len(prompt)
         return token_ids[:start] if token_ids[max(0, start) :] == prompt else None
 
-    def answer(self, message: Message) -> tuple[list[int], list[int]]:
+    def end_of_thought(self, ids: Sequence[int]) -> list[int]:
+        """The ids that close an answer that was cut inside reasoning; empty for any other answer."""
+        text = "" if self._template is None else reader_of(self).end_of_thought(ids)
+        return self._vocabulary.encode_printed(text, {}, first=False) if text else []
+
+    def answer(self, message: Message, written: str | None = None) -> tuple[list[int], list[int]]:
         """The ids of an answer given as text, without and with its end of turn.
+
+        Args:
+            message: The answer.
+            written: The answer with its tags, which is encoded if the template does not print its reasoning.
 
         Raises:
             TemplateError: The template rejects the calls of the answer.
         """
+        if "reasoning_content" in message and not (reader := reader_of(self)).prints_thoughts:
+            if "tool_calls" not in message and written not in {None, message["content"]}:
+                message = {"role": "assistant", "content": written or ""}
+            elif "tool_calls" in message and reader.has_thoughts and self._tool_format is not None:
+                is_printed = reader.prints_thoughts_beside_calls
+                return self._tool_format.write(message, ("", "") if is_printed else reader.around_thought)
+            else:
+                message = reader.with_thought(message)
         if self._tool_format is not None and ("tool_calls" in message or "reasoning_content" in message):
             return self._tool_format.write(message)
         token_ids = self._answer.write([message["content"]])
@@ -380,6 +422,11 @@ class ChatFormat:
     def prints_calls(self) -> bool:
         """Whether the template renders structured calls; otherwise calls are part of an answer's text."""
         return self._tool_format is not None and self._tool_format.prints_calls
+
+    @property
+    def separates_calls(self) -> bool:
+        """Whether calls are separate from an answer's text: the template renders them, or the model has a form."""
+        return self.prints_calls or (self._tool_format is not None and self._tool_format.native is not None)
 
     def _scaffold(self, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
         template, tools = self._template, self._tool_format
@@ -417,7 +464,8 @@ class ChatFormat:
         try:
             self._end = find_turn_end(template, self._vocabulary)
             self._learn_answer(template)
-            self._tool_format = ToolFormat(template, self._vocabulary, self._observed, self._end, self.later)
+            native = native_form(self.tokenizer)
+            self._tool_format = ToolFormat(template, self._vocabulary, self._observed, self._end, self.later, native)
         except TemplateError as error:
             raise TemplateError(self._refusal or str(error)) from error
 

@@ -81,6 +81,7 @@ class Template:
         self._given: dict[str, Any] = {**(options or {}), **({"tools": [*tools]} if tools else {})}
         templates: dict[str, str] | str = tokenizer.chat_template
         source = "\n".join(templates.values()) if isinstance(templates, dict) else templates
+        self._has_thinking_option = "enable_thinking" in source
         self.frozen: dict[str, Any] = {}  # options that render with a frozen clock
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
@@ -185,9 +186,12 @@ class Template:
             fix = f"; to fix it: omit {word!r} from {kind}" if word else ""
             raise TemplateError(f"{error}{fix}") from error.__cause__
         if behind != self.after_answer([QUESTION, *next_turn]):
+            ways = ["omit it", RERENDER] if word else [RERENDER]
+            if self._has_thinking_option and word in {"/think", "/no_think"}:
+                ways[0] = f'set env_config["chat_template_kwargs"] = {{"enable_thinking": {word == "/think"}}} instead'
             raise TemplateError(
                 f"the chat template prints different text in later turns because of {cause} in {kind}; "
-                f"to fix it: {'omit it, or ' if word else ''}{RERENDER}"
+                f"to fix it: {', or '.join(ways)}"
             )
         return text
 
@@ -236,7 +240,7 @@ class Template:
             TemplateError: See :meth:`opening` and :meth:`suffix`.
         """
         start, behind = (
-            text.replace(slot(0), "question" if change is None else change("question"))
+            text.replace(slot(0), QUESTION["content"] if change is None else change(QUESTION["content"]))
             for text, (change,) in (self.opening(("user",)), self.suffix(("user",)))
         )
         for answer in ("answer", "\n answer \n", "<think>\nthought\n</think>\n\nanswer"):
@@ -319,7 +323,7 @@ class Template:
             if self.after_answer(conversation) != text:
                 raise TemplateError(f"the chat template prints different text around {kind} {place}")
         usual_before, usual = self.around_answer([QUESTION, ANSWERED, *padded(("user",))])
-        if before[: before.rfind("question")] != usual_before[: usual_before.rfind("question")]:
+        if before.rpartition(QUESTION["content"])[0] != usual_before.rpartition(QUESTION["content"])[0]:
             raise TemplateError(f"the chat template prints a different first prompt when {kind} comes later")
         if usual != self.after_answer([QUESTION, REPLY, *plain(roles), ANSWERED, *padded(("user",))]):
             raise TemplateError(f"the chat template prints different text around user after an earlier {kind}")

@@ -24,8 +24,9 @@ STRIPS: dict[tuple[bool, bool], Change | None] = {
 ANSWER = "answer\"'&<\\>é\nsentinel"
 SLOT = re.compile(re.escape(ANSWER.replace("answer", "content")) + "(?P<slot>[0-9]+)_")
 PAD_LEFT, PAD_RIGHT = "\n\n \t\v", "\v\t \n\n"
-QUESTION: dict[str, str] = {"role": "user", "content": "question"}
-REPLY: dict[str, str] = {"role": "assistant", "content": "reply"}
+# Not words of a default system prompt, since they are counted.
+QUESTION: dict[str, str] = {"role": "user", "content": "questionsentinel"}
+REPLY: dict[str, str] = {"role": "assistant", "content": "replysentinel"}
 ANSWERED: dict[str, str] = {"role": "assistant", "content": ANSWER}
 THOUGHT: dict[str, str] = {"role": "assistant", "content": f"<think>\nthought\n</think>\n\n{ANSWER}"}
 _JSON: tuple[Change, ...] = (partial(json.dumps, ensure_ascii=False), json.dumps)

@@ -10,14 +10,14 @@ Results of role ``tool`` are recorded in one of three forms, determined once for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from agentsgym.errors import TemplateError
 from agentsgym.tokens.chat_template import OTHER_TEMPLATE, RERENDER, Template
 from agentsgym.tokens.control_tokens import Scaffold, Vocabulary
 from agentsgym.tokens.sentinels import Roles, unpad
-from agentsgym.tokens.tool_messages import strings_in, with_strings, with_text_calls
+from agentsgym.tokens.tool_messages import TextForm, strings_in, with_strings, with_text_calls
 from agentsgym.tokens.tool_template import Answered, ToolTemplate, num_results
 from agentsgym.tokens.turn_ends import TurnEnd
 from agentsgym.types import Message
@@ -33,6 +33,8 @@ class ToolFormat:
         call_end_id: The token that ends a turn with a call; None if plain text ends it, or if no such token was found.
         opens_results: Whether that token opens the results, rather than ending plain-text turns.
         prints_calls: Whether the template renders structured calls.
+        failure: That of :class:`~agentsgym.tokens.tool_template.ToolTemplate`.
+        native: The model's own form of calls, if the template renders none; None for the text form.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class ToolFormat:
         observed: Vocabulary,
         turn_end: TurnEnd,
         later: Callable[[Roles, int | None], Scaffold],
+        native: TextForm | None,
     ) -> None:
         self._template, self._vocabulary, self._observed = template, vocabulary, observed
         self._turn_end, self._later = turn_end, later
         self._tools = ToolTemplate(template, vocabulary, turn_end)
-        self.prints_calls = self._tools.prints_calls
+        self.prints_calls, self.failure = self._tools.prints_calls, self._tools.failure
+        self.native = None if self.prints_calls else native
         end = self._tools.end
         self.call_end_id = end.ids[-1] if end and not turn_end.text else None
         self.opens_results = end is not None and end.opens
@@ -92,14 +96,15 @@ class ToolFormat:
         if is_plain:
             self._forms[roles] = "plain"
         elif not structured:
-            if refusal is not None and self._tools.shows(roles):
-                raise refusal
+            if refusal is not None and (self.failure is not None or self._tools.shows(roles)):
+                raise self.failure or refusal
             self._forms[roles] = "text"
         else:
             try:
                 self._tools.checked_results(roles)
             except TemplateError as error:
-                raise TemplateError(f"{error}; to fix it: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
+                fix = "" if "; to fix it: " in str(error) else f"; to fix it: {RERENDER}, or {OTHER_TEMPLATE}"
+                raise TemplateError(f"{error}{fix}") from refusal
             self._forms[roles] = "structured"
         return self._forms[roles]
 
@@ -125,7 +130,7 @@ class ToolFormat:
         return [*answers, {"role": "user", "content": "\n\n".join(["\n".join(results), *others])}]
 
     def conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Convert a complete conversation to the form that the template accepts.
+        """Convert a complete conversation to the form that the template accepts, except for calls in a native form.
 
         Raises:
             TemplateError: See :meth:`result_form`.
@@ -136,14 +141,26 @@ class ToolFormat:
             if message["role"] == "assistant":
                 taken += [self._tools.for_template(m) for m in self._as_possible(observation)]
                 observation = []
-                as_text = "tool_calls" in message and not self.prints_calls
-                taken.append({**with_text_calls(message)} if as_text else self._tools.for_template(message))
+                if self.prints_calls or "tool_calls" not in message:
+                    taken.append(self._tools.for_template(message))
+                else:
+                    taken.append({**(with_text_calls(message) if self.native is None else message)})
             else:
                 observation.append(message)
         return taken + [self._tools.for_template(m) for m in self._as_possible(observation)]
 
-    def write(self, message: Message) -> tuple[list[int], list[int]]:
+    def with_native_calls(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Write the calls of assistant messages into their texts, if the model has a native form."""
+        if self.native is None:
+            return messages
+        return [with_text_calls(one, self.native) if "tool_calls" in one else one for one in messages]
+
+    def write(self, message: Message, around_thought: tuple[str, str] = ("", "")) -> tuple[list[int], list[int]]:
         """The ids of an answer with calls or reasoning as the template renders it, without and with its end of turn.
+
+        Args:
+            message: The answer.
+            around_thought: What stands around its reasoning, if the template omits it.
 
         Raises:
             TemplateError: The template rejects the answer.
@@ -151,7 +168,11 @@ class ToolFormat:
         end = self._tools.end.ids if self._tools.end and message.get("tool_calls") else self._turn_end.ids
         texts = strings_in(message)
         masked, hidden = self._vocabulary.hide(texts)
-        answer = self._tools.answer(with_strings(message, dict(zip(texts, masked, strict=True))))
+        [answered] = self.with_native_calls([with_strings(message, dict(zip(texts, masked, strict=True)))])
+        answer = self._tools.answer(answered)
+        thought = answered.get("reasoning_content") if any(around_thought) else None
+        if thought is not None:
+            answer = thought.join(around_thought) + answer
         encode = self._vocabulary.encode_printed
         token_ids = encode(answer, hidden, first=False)
         if self._turn_end.text and end:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 from agentsgym.types import Message, ToolCall
 
@@ -71,13 +71,66 @@ def with_call_ids(
     return labeled
 
 
-def with_text_calls(message: Mapping[str, Any]) -> Message:
+class TextForm(NamedTuple):
+    """How calls are written into the text of an answer, for a template that shows tools but renders no calls.
+
+    Attributes:
+        opens: Opening marker of a block of calls.
+        closes: Closing marker; empty if the end of the turn closes a block.
+        is_python: Whether a block is a Python list of calls rather than a JSON list of objects.
+    """
+
+    opens: str
+    closes: str
+    is_python: bool = False
+
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Write the calls of an answer in one block."""
+        if not self.is_python:
+            return f"{self.opens}{json.dumps([*map(_named_call, calls)], ensure_ascii=False)}{self.closes}"
+        written = [
+            f"{name}({', '.join(f'{key}={_python(value)}' for key, value in given.items())})"
+            for name, given in (_named_call(call).values() for call in calls)
+        ]
+        return f"{self.opens}[{', '.join(written)}]{self.closes}"
+
+
+NATIVE_FORMS: Final = (
+    TextForm("<|tool_call_start|>", "<|tool_call_end|>", is_python=True),  # LFM2
+    TextForm("<|tool_call|>", "<|/tool_call|>"),  # Phi 4 mini
+    TextForm("<|tool_call|>", ""),  # Granite 3
+)
+
+
+def native_form(tokenizer: Any) -> TextForm | None:
+    """Find the form of which the tokenizer has every marker as a token; None for the text form."""
+    added: Mapping[str, int] = tokenizer.get_added_vocab()
+    return next((one for one in NATIVE_FORMS if {one.opens, one.closes} - {""} <= added.keys()), None)
+
+
+def _named_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+
+
+def _python(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, cast('list[Any]', value)))}]"
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return f"{{{', '.join(f'{_python(key)}: {_python(item)}' for key, item in items)}}}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def with_text_calls(message: Mapping[str, Any], form: TextForm | None = None) -> Message:
     """Move the calls of an assistant message into its text, for a template that does not support calls."""
-    texts = [message["content"]]
-    for call in message.get("tool_calls", ()):
-        written = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        texts.append(f"<tool_call>\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>")
-    return {"role": message["role"], "content": "\n".join(text for text in texts if text)}
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
+    if form is not None and calls:
+        texts = [message["content"], form.write(calls)]
+    else:
+        written = [json.dumps(_named_call(call), ensure_ascii=False) for call in calls]
+        texts = [message["content"], *(f"<tool_call>\n{one}\n</tool_call>" for one in written)]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return cast("Message", {**rest, "content": "\n".join(text for text in texts if text)})
 
 
 def short_id(call_id: str) -> str:

@@ -29,6 +29,14 @@ from agentsgym.tokens.turn_ends import CallEnd, TurnEnd, common_prefix, find_cal
 
 ARGUMENT = "argumentsentinel"
 _FIRST = "sentinel0_"  # ends the first result
+_STRAY_PROMPT = (
+    "prints its generation prompt even if none is requested",
+    "print it under {% if add_generation_prompt %}",
+)
+_NO_END = (
+    "must end a call in the last message as it does before a tool's result",
+    "end the last answer too, by an option of the template in chat_template_kwargs or in tokenizer.chat_template",
+)
 _PARTIAL_TAG = re.compile(r"<[^<>]*\Z")
 
 Conversation = list[Mapping[str, Any]]
@@ -46,10 +54,10 @@ def num_results(roles: Roles) -> int:
     return next((index for index, role in enumerate(roles) if role != "tool"), len(roles))
 
 
-def probe_calls(num_calls: int) -> Answered:
-    """Return names and ids for probe calls."""
+def probe_calls(num_calls: int, num_earlier: int = 0) -> Answered:
+    """Return names and ids for probe calls, with other ids than those of ``num_earlier`` calls."""
     numbers = range(1, num_calls + 1)
-    return Answered(tuple(f"tool_{n}" for n in numbers), tuple(f"call{n:05d}" for n in numbers))
+    return Answered(tuple(f"tool_{n}" for n in numbers), tuple(f"call{num_earlier + n:05d}" for n in numbers))
 
 
 class ToolTemplate:
@@ -60,6 +68,7 @@ class ToolTemplate:
         supports_results: Whether it renders a message of role ``tool`` after a call.
         end: End of a turn that calls a tool; None if the template does not render calls or the end is ambiguous.
         prints_ids: Whether the template renders the ids of calls.
+        failure: The error at which the template renders no call or no result, unless it raises by a rule of its own.
     """
 
     def __init__(self, template: Template, vocabulary: Vocabulary, end: TurnEnd) -> None:
@@ -75,11 +84,12 @@ class ToolTemplate:
         self._arguments_as_text = False
         self._short_ids, self._named_ids = False, False
         self._rejects_reasoning_with_text = False
+        self.failure: TemplateError | None = None
         after_final_call = self._after_call([], add_prompt=False)
         if after_final_call is None:
-            self._arguments_as_text = True
+            self._arguments_as_text, self.failure = True, None
             after_final_call = self._after_call([], add_prompt=False)
-        self.prints_calls = after_final_call is not None
+        self.prints_calls = after_final_call is not None or self.failure is not None
         self.supports_results, self.end, self.prints_ids = False, cast("CallEnd | None", None), False
         if after_final_call is None:
             return
@@ -90,6 +100,8 @@ class ToolTemplate:
         after_followed_call = after_followed_call if after_followed_call is not None else self._before("user")
         if after_followed_call is not None:
             self.end = find_call_end(after_final_call, after_followed_call, end, vocabulary)
+        prompts = [vocabulary.pattern.findall(text)[-1:] for text in (after_final_call, self._render([QUESTION]))]
+        self._has_stray_prompt = prompts[0] == prompts[1] != []
         if self.supports_results:
             self._learn_ids()
         thoughtful = {**self.call_message(probe_calls(1)), "reasoning_content": "thought"}
@@ -147,15 +159,17 @@ class ToolTemplate:
         text = self.results(roles, answered)
         printed = unpad(text, roles)
         earlier: Conversation = [QUESTION, call, *self._messages(roles, answered, [f"word{n}" for n in range(9)])]
-        others: dict[str, Conversation] = {
-            "in a second round of calls": [*earlier, call],
-            "after an earlier answer": [QUESTION, REPLY, QUESTION, call],
-            "after a call with text": [QUESTION, {**call, "content": ANSWER}],
+        again = probe_calls(len(answered.ids), len(answered.ids))  # other ids: some templates number results by them
+        others: dict[str, tuple[Conversation, Answered]] = {
+            "in a second round of calls": ([*earlier, self.call_message(again)], again),
+            "after an earlier answer": ([QUESTION, REPLY, QUESTION, call], answered),
+            "after a call with text": ([QUESTION, {**call, "content": ANSWER}], answered),
         }
-        for place, before in others.items():
-            other, cut = self._cut(before, roles, answered)
+        for place, (before, calls) in others.items():
+            other, cut = self._cut(before, roles, calls)
+            expected = text if calls is answered else self.results(roles, calls)
             # Gemma 4 moves the text of an assistant message after the tool results, although the agent wrote it before.
-            is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
+            is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == expected
             if not is_same:
                 raise TemplateError(f"the chat template prints tool results differently {place}")
         new = self._messages(roles, answered)
@@ -170,6 +184,8 @@ class ToolTemplate:
         # An answer after results must begin where their generation prompt ends.
         prompted, history = self._render([QUESTION]), self._render([QUESTION], add_prompt=False)
         prompt = prompted[len(history) :] if prompted.startswith(history) else ""
+        if not prompt and prompted.startswith(self._template.around_answer([QUESTION, ANSWERED])[0]):
+            prompt = prompted.rpartition(QUESTION["content"])[2]  # printed even if none is requested
         if not prompt or not text.endswith(prompt):
             whole, _, _ = self._render([QUESTION, call, *new, ANSWERED]).partition(ANSWER)
             if not whole.endswith(text):
@@ -211,18 +227,16 @@ class ToolTemplate:
                 text, cut = self._cut([QUESTION, message], ("user",), Answered((), ()))
             text = text[:cut]
             message = self.for_template(message)
-            if message["content"].strip() not in text[len(prompt) :]:
-                text = prompt + message["content"] + text[len(common_prefix(prompt, text)) :]
+            asked = common_prefix(self._render([QUESTION], add_prompt=False), text)  # a prompt may begin a thought
+            if message["content"].strip() not in text[len(asked) :]:
+                text = prompt + message["content"] + text[len(_shared(prompt, text)) :]
         else:
             closing = self._template.after_answer([QUESTION, ANSWERED], add_prompt=False)
             text = self._render([QUESTION, message], add_prompt=False)
             if not text.endswith(closing):
                 raise TemplateError("the chat template ends answers with and without reasoning differently")
             text = text[: len(text) - len(closing)] + self._turn_end.before
-        shared = "".join(common_prefix(prompt, text))
-        if shared != prompt:
-            shared = _PARTIAL_TAG.sub("", shared)  # do not split a tag: <think> and <tool_call> share the prefix "<t"
-        return text[len(shared) :]
+        return text[len(_shared(prompt, text)) :]
 
     def _check_calls(self, message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> None:
         """Check that each call of an answer would be rendered: some templates render only the first, or none.
@@ -268,7 +282,10 @@ class ToolTemplate:
         """Render what follows the argument of a call; None if the template does not render it exactly once."""
         try:
             text = self._render([QUESTION, self.call_message(probe_calls(1)), *after], add_prompt=add_prompt)
-        except TemplateError:
+        except TemplateError as error:
+            # `raise_exception` raises jinja2's own class; its subclasses and other exceptions are not rules.
+            if type(error.__cause__).__name__ != "TemplateError":
+                self.failure = error
             return None
         return text.partition(ARGUMENT)[2] if text.count(ARGUMENT) == 1 else None
 
@@ -300,8 +317,19 @@ class ToolTemplate:
 
     def _end_in(self, text: str) -> int:
         """Find where the turn before the first result ends."""
+        if self.end is None:
+            problem, fix = _STRAY_PROMPT if self._has_stray_prompt else _NO_END
+            raise TemplateError(
+                f"the chat template {problem}, so the end of the call cannot be found; to fix it: {fix}"
+            )
         first = text.rfind(_FIRST)
-        edge = text.rfind(self.end.text, 0, first) if self.end and first >= 0 else -1
+        edge = text.rfind(self.end.text, 0, first) if first >= 0 else -1
         if edge < 0:
             raise TemplateError("the chat template must render a tool's result exactly once, after its call")
         return edge
+
+
+def _shared(prompt: str, text: str) -> str:
+    """The beginning of a prompt that a text has, too, without a part of a tag: <think> and <tool_call> share "<t"."""
+    shared = "".join(common_prefix(prompt, text))
+    return shared if shared == prompt else _PARTIAL_TAG.sub("", shared)

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.chat_format import ENDED_BY_TEXT, ChatFormat
 from agentsgym.tokens.tool_messages import structured_calls, with_call_ids, with_text_calls
 from agentsgym.types import Action, Message, ToolCall
@@ -70,6 +71,7 @@ class Transcript:
         self.chat_format = chat_format
         self._history = history
         self._ended_by: int | None = None
+        self._end_of_thought: list[int] = []  # of a last answer that was cut inside reasoning
         self._mark: Mark | None = None  # while an observation waits for its action
         self._calls: Sequence[ToolCall] = ()  # of the last action
         self._num_calls = 0  # of the whole conversation
@@ -110,7 +112,7 @@ class Transcript:
             rendered = [*self.messages, *messages]
         if self.chat_format is not None and rendered is None:
             scaffold, contents = self.chat_format.observation(messages, self._ended_by, is_first=not self.messages)
-            self.token_ids += scaffold.write(contents)
+            self.token_ids += self._end_of_thought + scaffold.write(contents)
         elif self.chat_format is not None and rendered is not None:
             prompt, current = self.chat_format.render(rendered), self.token_ids
             if prompt[: len(current)] == current:  # it only extends the record
@@ -175,6 +177,7 @@ class Transcript:
             token_ids = whole[size:] if whole[:size] == self.token_ids else None
         elif self.chat_format is not None:
             token_ids = self.chat_format.closing(messages, self._ended_by)
+            token_ids = token_ids and self._end_of_thought + token_ids
         if token_ids is not None and (limit is None or len(token_ids) <= limit):
             self.token_ids += token_ids
         self.messages += messages
@@ -187,7 +190,7 @@ class Transcript:
         Sampled ids are recorded unchanged. Text without ids is encoded once and closed with the template's end of turn;
         its tool calls and reasoning are rendered by the template, or written as text if the template does not support
         them. If the agent did not end its turn, the template's end-of-turn tokens are added before the next
-        observation, outside the span.
+        observation, outside the span, after those that close reasoning in which it was cut.
 
         In the recorded message, well-formed calls are separate from the text; an answer without any well-formed call
         keeps its full text.
@@ -208,21 +211,17 @@ class Transcript:
             raise RuntimeError("act() was called without an observation to answer: call observe() first")
         answer: Message = self._message(action)
         start = len(self._earlier) + len(self.token_ids)
-        self.was_cut = False
+        self.was_cut, self._end_of_thought = False, []
         chat_format = self.chat_format
         if chat_format is not None and action.token_ids is not None:
             self.token_ids += action.token_ids
             self._ended_by = chat_format.ended_by(action.token_ids, action.finish_reason)
+            if self._ended_by is None and action.reasoning is not None:
+                self._end_of_thought = chat_format.end_of_thought(action.token_ids)
         elif chat_format is not None:
-            open_ids, closed = chat_format.answer(answer)
-            is_closed = limit is None or len(closed) <= limit
-            written = closed if is_closed else open_ids[:limit]
-            self.was_cut = not is_closed and len(written) < len(open_ids)
+            written = self._written(answer, action, limit, chat_format)
             if self.was_cut:
-                answer = {"role": "assistant", "content": chat_format.truncated_text(written)}
-            self._ended_by = None
-            if is_closed and closed != open_ids:
-                self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]
+                answer = self._message(read_answer(Action(text=chat_format.truncated_text(written)), chat_format))
             self.token_ids += written
         self._mark = None
         self._calls = () if self.was_cut else action.tool_calls
@@ -232,6 +231,17 @@ class Transcript:
             self.prompt_messages.append(answer)
         return start, len(self._earlier) + len(self.token_ids)
 
+    def _written(self, answer: Message, action: Action, limit: int | None, chat_format: ChatFormat) -> list[int]:
+        """Encode an answer that was given as text, up to the limit."""
+        open_ids, closed = chat_format.answer(answer, action.written)
+        is_closed = limit is None or len(closed) <= limit
+        written = closed if is_closed else open_ids[:limit]
+        self.was_cut = not is_closed and len(written) < len(open_ids)
+        self._ended_by = None
+        if is_closed and closed != open_ids:
+            self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]
+        return written
+
     def _message(self, action: Action) -> Message:
         answer: Message = {"role": "assistant", "content": action.text}
         if action.reasoning is not None:
@@ -240,7 +250,7 @@ class Transcript:
             return answer
         chat_format = self.chat_format
         calls = structured_calls(action.tool_calls, self._num_calls)
-        has_form = chat_format is None or chat_format.prints_calls
+        has_form = chat_format is None or chat_format.separates_calls
         if calls and has_form:
             answer["tool_calls"] = calls
         elif chat_format is not None and action.token_ids is not None:

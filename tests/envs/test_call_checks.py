@@ -7,7 +7,8 @@ import pytest
 from transformers import cache_utils
 
 from agentsgym import ConfigError, ToolCall
-from agentsgym.envs.tool_schemas import check_call, schemas_of
+from agentsgym.envs.tool_schemas import schemas_of
+from agentsgym.tokens.calls.schemas import check_call
 
 PROPERTIES = {
     "query": {"type": "string", "minLength": 1},
@@ -51,7 +52,7 @@ def test_a_call_that_fits_is_not_criticized(arguments: dict[str, Any]) -> None:
         ({"query": ""}, "the argument 'query' of 'search' must be a string of at least 1 characters, got ''"),
         ({"k": "3"}, "the argument 'k' of 'search' must be an integer, got '3'"),
         ({"k": True}, "the argument 'k' of 'search' must be an integer, got True"),
-        ({"k": 3.0}, "the argument 'k' of 'search' must be an integer, got 3.0"),
+        ({"k": 3.5}, "the argument 'k' of 'search' must be an integer, got 3.5"),
         ({"k": 10}, "the argument 'k' of 'search' must be at most 9, got 10"),
         ({"k": None}, "the argument 'k' of 'search' must be an integer, got None"),
         ({"share": 0}, "the argument 'share' of 'search' must be above 0, got 0"),

@@ -374,8 +374,8 @@ def test_an_end_of_turn_that_is_recorded_wrongly_is_found(monkeypatch: pytest.Mo
     end = ChatFormat.of(family("chatml")).end_of_turn_id
     written = ChatFormat.answer
 
-    def answer(self: ChatFormat, message: Any) -> Any:
-        ids, closed = written(self, message)
+    def answer(self: ChatFormat, message: Any, text: str | None = None) -> Any:
+        ids, closed = written(self, message, text)
         return ids, [*closed, end]
 
     monkeypatch.setattr(ChatFormat, "answer", answer)
@@ -387,4 +387,8 @@ def test_an_end_of_turn_that_is_recorded_wrongly_is_found(monkeypatch: pytest.Mo
 def test_calls_and_results_are_compared_too(name: str) -> None:
     env = ToolEnv(tool_family(name), tools=[add])
     tasks = [{"question": f"What is 3 + 4, {seed}?", "answer": 7, "seed": seed} for seed in range(4)]
-    assert output(check_env(env, tasks, Calls([call("add", a=3, b=4)], "7"), raise_on=None)) == []
+    report = check_env(env, tasks, Calls([call("add", a=3, b=4)], "7"), raise_on=None)
+    assert output(report) == []
+    assert report.num_calls == 4
+    assert "look_up" in report.call
+    assert "4 calls parsed in the form" in str(report)

@@ -53,8 +53,10 @@ def test_the_documented_defaults() -> None:
         "guard_added_tokens": False,
         "unguarded_tokens": [],
         "history": "append",
+        "history_turns": None,
         "summarize_over_tokens": None,
         "summary_prompt": DEFAULT_PROMPT,
+        "tool_calls": "tolerant",
         "opponent": None,
     }
 
@@ -78,11 +80,13 @@ BAD_VALUES = [
     *[("guard_added_tokens", value, "True or False") for value in (0, "yes", None)],
     *[("unguarded_tokens", value, "a list of added tokens of the tokenizer") for value in ("<b>", None, [1])],
     *[
-        ("history", value, "'append', 'rerender', 'summarize' or a function from messages to messages")
+        ("history", value, "'append', 'rerender', 'last', 'summarize' or a function from messages to messages")
         for value in ("keep", None, 3)
     ],
+    *[("history_turns", value, "a positive int or None") for value in (0, -1, "9", 1.5, True)],
     *[("summarize_over_tokens", value, "a positive int or None") for value in (0, "100", 1.5)],
     *[("summary_prompt", value, "a non-empty str") for value in ("", None, 3)],
+    *[("tool_calls", value, "one of 'tolerant', 'strict'") for value in ("lenient", None, True)],
     *[("opponent", value, "a registered name, 'self', names by role, or None") for value in (3, ["self"], {"X": 1})],
 ]
 

@@ -32,9 +32,9 @@ def begin(game: str, num_players: int, seed: int = 1) -> PlayedGame:
 
 
 def test_thoughts_are_no_move_and_stay_in_the_conversation() -> None:
-    thought = "<think>Corners: [0] or [8]?</think>\n[4]"
-    rollout = play({**TIC_TAC_TOE, "opponent": "first"}, [thought])
-    assert rollout.messages[1]["content"] == thought
+    rollout = play({**TIC_TAC_TOE, "opponent": "first"}, ["<think>Corners: [0] or [8]?</think>\n[4]"])
+    thought = "Corners: [0] or [8]?"
+    assert rollout.messages[1] == {"role": "assistant", "content": "[4]", "reasoning_content": thought}
     assert "placed their symbol (O) in cell 4" in rollout.messages[2]["content"]
     guess = play({"game": "GuessTheNumber-v0"}, ["<think>Between [1] and [20]?</think>10", "[10]"])
     assert "already guessed" in guess.messages[-2]["content"]

@@ -193,6 +193,13 @@ def test_a_tool_may_fail_its_episode_by_an_env_error() -> None:
     assert "the sandbox is gone" in str(trajectory.error)
 
 
+class Picture:
+    """An image, as image libraries print it."""
+
+    def __repr__(self) -> str:
+        return f"<Picture mode=RGB size=2x2 at 0x{id(self):X}>"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -201,6 +208,9 @@ def test_a_tool_may_fail_its_episode_by_an_env_error() -> None:
         ("é\n", "é\n"),
         ("\ud800", "\\ud800"),
         ({1, 2}, '"{1, 2}"'),
+        (b"ok", "\"b'ok'\""),
+        (b"\x89PNG", '"[a value of type bytes, which cannot be shown as text]"'),
+        ([Picture(), "a cat"], '["[a value of type Picture, which cannot be shown as text]", "a cat"]'),
         ({(1, 2): 3}, "{(1, 2): 3}"),
         (float("nan"), "NaN"),
         (True, "true"),
@@ -351,7 +361,7 @@ def test_what_json_cannot_write_reads_the_same_in_every_play() -> None:
     env = env_of(tool("count", lambda: (n for n in range(3))), tool("thing", object), tool("endless", itertools.count))
     counted, thing, endless = results(play(env, [call("count"), call("thing"), call("endless")], "done"))
     assert counted == "[0, 1, 2]"
-    assert thing == '"<object object>"'
+    assert thing == '"[a value of type object, which cannot be shown as text]"'
     assert endless.endswith(", 998, 999]")
     env.close()
 

@@ -18,12 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tool_functions import Calls, add, call, divide, play, results
 
-from agentsgym import ConfigError, EnvProcessPool, EnvThreadPool, StopReason, TaskError, ToolCall, make
+from agentsgym import ConfigError, EnvProcessPool, EnvThreadPool, ScriptedAgent, StopReason, TaskError, ToolCall, make
+from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs import PriceListEnv, SessionTools, ToolEnv, ToolResult, register_tools
 from agentsgym.envs.Tools import tasks_from
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.tasks import is_same, matches
 from agentsgym.testing import chat_tokenizer
+from agentsgym.training.metrics.rollouts import RolloutSummary, rollout_metrics
 
 ADD = [call("add", a=3, b=4)]
 PATH = "agentsgym.envs.Tools.ToolEnv"
@@ -55,6 +57,36 @@ def test_a_call_that_cannot_be_read_is_rewarded_as_one_that_failed() -> None:
     moves = [[*ADD, broken, broken], [*ADD, call("ad", a=1, b=2)], [broken], [call("ad", a=1, b=2)], "7"]
     trajectory = play(ToolEnv(env_config=config, tools=add), *moves)
     assert trajectory.turn_rewards == [-1.75, -0.75, -1.5, -1.5, 0.0]
+
+
+BARE = json.dumps({"name": "add", "arguments": {"a": 3, "b": 4}})
+UNCLOSED = '<tool_call>{"name": "add"'
+
+
+@pytest.mark.parametrize("mode", ["tolerant", "strict"])
+def test_repaired_and_unreadable_calls_are_counted(mode: str) -> None:
+    env = Repaired(env_config={"tool_calls": mode, "error_allowance": 9}, tools=add)
+    [rollout] = env.rollout([{"question": "3 + 4?"}], ScriptedAgent([BARE, UNCLOSED, BARE, "7"]))
+    is_strict = mode == "strict"
+    counts = {"unreadable": 3} if is_strict else {"bare": 2, "unreadable": 1}
+    assert rollout.info["tool_calls"] == counts
+    assert rollout.info["num_repaired_calls"] == (0 if is_strict else 2)
+    assert rollout.info["num_unreadable_calls"] == counts["unreadable"]
+    assert rollout.turn_rewards == ([0.0] * 4 if is_strict else [0.5, 0.0, 0.5, 0.0])
+    complaints = [one["content"] for one in rollout.messages if "a call looks like this" in one["content"]]
+    assert len(complaints) == counts["unreadable"]
+    named = rollout_metrics([RolloutSummary.of(rollout, [], ScoredRollout.from_trajectory(rollout, group=0))])
+    shares = {"unreadable": 1.0, "repaired": 0.0} if is_strict else {"unreadable": 1 / 3, "repaired": 2 / 3}
+    kinds = {} if is_strict else {"tools/repaired/bare": 2 / 3}
+    expected = {"tools/call_frequency": 0 if is_strict else 2} | {f"tools/{key}": one for key, one in shares.items()}
+    assert {key: value for key, value in named.items() if key.startswith("tools/")} == expected | kinds
+
+
+class Repaired(ToolEnv):
+    """Rewards each repaired call."""
+
+    def _reward_call(self, state: Any, call: ToolCall, result: ToolResult) -> float:
+        return 0.5 if call.repair == "bare" else 0.0
 
 
 class Meeting:

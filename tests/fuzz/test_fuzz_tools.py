@@ -18,7 +18,7 @@ import agentsgym
 from agentsgym import Action, AgentsGymError, ToolCall, Trajectory
 from agentsgym.envs import PriceListEnv
 from agentsgym.envs.tool_schemas import check_call, schemas_of
-from agentsgym.tokens.calls.reader import with_calls
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.transcript import ChatFormat
 
 _WORDS = [
@@ -158,7 +158,7 @@ def test_texts_of_calls(data: st.DataObject, pieces: list[str], are_ids: bool) -
     ids = None
     if are_ids:
         ids = data.draw(st.lists(st.integers(0, 200), max_size=12))
-    found = survives(with_calls, Action(text=text, token_ids=ids), chat_format, PriceListEnv().tool_schemas)
+    found = survives(read_answer, Action(text=text, token_ids=ids), chat_format, PriceListEnv().tool_schemas)
     assert isinstance(found, Action)
 
 

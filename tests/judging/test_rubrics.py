@@ -9,13 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym import ConfigError, Criterion
+from agentsgym import Action, ConfigError, Criterion
 from agentsgym.agents.calls import UnreadableError
 from agentsgym.judging.prompts import ranked_values, read_verdict
 from agentsgym.judging.rubric import as_rubric
+from agentsgym.tokens.calls.reader import read_answer
 
 POLITE, CLEAR = Criterion("polite", "Polite?"), Criterion("clear", "Clear?", scale=(1, 5))
 BOTH = [POLITE, CLEAR]
+
+
+def spoken(answer: str) -> str:
+    """The text of an answer, as a judge's caller hands it on."""
+    return read_answer(Action(text=answer), None).text
 
 
 @pytest.mark.parametrize(
@@ -68,14 +74,14 @@ def test_a_rubric_is_a_text_a_dict_or_criteria() -> None:
     ],
 )
 def test_the_verdict_is_the_object_behind_the_thought(answer: str, values: list[float]) -> None:
-    verdict = read_verdict(answer, BOTH)
+    verdict = read_verdict(spoken(answer), BOTH)
     assert [verdict.values[one.name][0] for one in BOTH] == values
 
 
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        ("", "it is not one valid JSON object and nothing else"),
+        ("", "it is empty, or its reasoning is unfinished"),
         ("polite: true", "it is not one valid JSON object and nothing else"),
         ('{"polite": true', "it is not one valid JSON object and nothing else"),
         ('{"polite": true}', "its JSON object lacks 'clear'"),
@@ -89,14 +95,14 @@ def test_the_verdict_is_the_object_behind_the_thought(answer: str, values: list[
         ('{"polite": "maybe", "clear": 3}', "'polite' must be true or false"),
         ('{"polite": true, "polite": false, "clear": 3}', "it is not one valid JSON object and nothing else"),
         ('{"polite": true, "clear": 1} {"polite": true, "clear": 5}', "it is not one valid JSON object"),
-        ('<think>{"polite": true, "clear": 3}', "its reasoning is unfinished"),
+        ('<think>{"polite": true, "clear": 3}', "it is empty, or its reasoning is unfinished"),
         ("{" * 20_000, "it is not one valid JSON object and nothing else"),
         ('{"a":' * 5000, "it is not one valid JSON object and nothing else"),
     ],
 )
 def test_an_answer_that_cannot_be_read_is_refused_in_a_sentence(answer: str, complaint: str) -> None:
     with pytest.raises(UnreadableError, match=complaint):
-        read_verdict(answer, BOTH)
+        read_verdict(spoken(answer), BOTH)
 
 
 FULL_MARKS = '{"reason": "Great.", "judge": 10}'
@@ -125,7 +131,7 @@ FULL_MARKS = '{"reason": "Great.", "judge": 10}'
 )
 def test_an_object_in_a_text_is_no_verdict(answer: str) -> None:
     with pytest.raises(UnreadableError, match="it is not one valid JSON object and nothing else"):
-        read_verdict(answer, [Criterion("judge", "Good?", scale=(0, 10))])
+        read_verdict(spoken(answer), [Criterion("judge", "Good?", scale=(0, 10))])
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ NAMES = [*KINDS, *FAMILIES, *TRL_TEMPLATES]
 def tokenizer_for(template: str) -> PreTrainedTokenizerFast:
     """A small tokenizer that has the template's control tokens."""
     ends = [token for token in ("</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>") if token in template]
+    ends = ends or ["</s>"] * ("[TOOL_CALLS]" in template)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=chat_tokenizer("none").backend_tokenizer,
         bos_token="<BOS>",

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from chat_families import tokenizer_for
 from faulty_envs import HasATool
+from public_families import WRITTEN
 from test_tool_calls import CALLS, TOOLS, read, written_turn
 from tool_game import add
 
 from agentsgym import Action, ConfigError, ScriptedAgent, ToolCall, check_env
 from agentsgym.envs import ToolEnv
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tokens.calls.reader import CallReader
+from agentsgym.tokens.calls.reader import AnswerReader
 from agentsgym.tokens.transcript import ChatFormat, Transcript
 
 _TURNS = (
@@ -19,27 +20,6 @@ _TURNS = (
     "<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}{{% if m.tool_calls %}}{calls}{{% endif %}}<|im_end|>\n"
     "{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
 )
-_ARGUMENTS = "{{ c.function.arguments | tojson }}"
-_PAIRS = "{% for k, v in c.function.arguments | items %}"
-WRITTEN = {
-    "kimi": "<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}"
-    f"<|tool_call_argument_begin|>{_ARGUMENTS}<|tool_call_end|>{{% endfor %}}<|tool_calls_section_end|>",
-    "command": "<|START_ACTION|>[\n{% for c in m.tool_calls %}"
-    '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.function.name }}", "parameters": '
-    f"{_ARGUMENTS}}}{{{{ ',' if not loop.last }}}}\n{{% endfor %}}]<|END_ACTION|>",
-    "minimax": '\n<minimax:tool_call>\n{% for c in m.tool_calls %}<invoke name="{{ c.function.name }}">\n'
-    + _PAIRS
-    + '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n'
-    "{% endfor %}</minimax:tool_call>",
-    "seed": "{% for c in m.tool_calls %}\n<seed:tool_call>\n<function={{ c.function.name }}>\n"
-    + _PAIRS
-    + "<parameter={{ k }}>{{ v if v is string else v | string }}</parameter>\n{% endfor %}</function>\n"
-    "</seed:tool_call>{% endfor %}",
-    "llama 4": "<|python_start|>[{% for c in m.tool_calls %}{{ c.function.name }}("
-    + _PAIRS
-    + "{{ k }}={{ v | tojson if v is not string else '\"' ~ v ~ '\"' }}{{ ', ' if not loop.last }}{% endfor %})"
-    "{{ ', ' if not loop.last }}{% endfor %}]<|python_end|>",
-}
 RESULTS = {"kimi": "## Return of {{ m.tool_call_id }}\n{{ m.content }}"}
 UNREADABLE = (
     "{% for c in m.tool_calls %}RUN {{ c.function.name }} WITH {{ c.function.arguments | tojson }} STOP{% endfor %}"
@@ -62,6 +42,12 @@ def test_calls_of_other_families_are_read_as_they_are_written(name: str, kind: s
     action = read(tokenizer, turn)
     assert [(c.name, c.arguments, c.error) for c in action.tool_calls] == [(*one, None) for one in CALLS[kind]]
     assert action.text == "Hm."
+
+
+def test_a_repaired_call_keeps_line_breaks_that_its_template_does_not_add() -> None:
+    call = written_turn(family_of("seed"), "", CALLS["line breaks"][:1], as_text=False).partition("<seed:tool_call>")[2]
+    (repaired,) = read(family_of("seed"), call.partition("<|im_end|>")[0].strip()).tool_calls
+    assert (repaired.repair, repaired.arguments) == ("opening_tag", CALLS["line breaks"][0][1])
 
 
 @pytest.mark.parametrize(
@@ -167,4 +153,4 @@ def test_a_response_template_makes_its_calls_readable() -> None:
 def test_a_template_without_calls_is_taken() -> None:
     (trajectory,) = ToolEnv(chat_tokenizer(), tools=[add]).rollout([TASK], ScriptedAgent(["3"]))
     assert trajectory.success
-    assert CallReader(chat_tokenizer(), {}).form is None
+    assert AnswerReader(chat_tokenizer(), {}).form is None

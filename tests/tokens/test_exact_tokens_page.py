@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 from chat_families import TRL_TEMPLATES, family, full_render, text_of
+from public_families import PUBLIC, public_family
 from recorded_chat import user
 from tool_chat import TOOLS, one_round, tool_family
 
-from agentsgym import Action, TemplateError
+from agentsgym import Action, TemplateError, ToolCall
+from agentsgym.tokens.calls.forms import ChannelForm
+from agentsgym.tokens.calls.reader import reader_of
 from agentsgym.tokens.transcript import ChatFormat, Transcript
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exact_tokens.md").read_text(encoding="utf-8")
@@ -132,9 +135,55 @@ def test_a_plain_answer_is_recorded_inside_the_thought_that_a_template_opens() -
     for name in listed:
         assert opening[name][1].startswith("42")  # no </think> before it
         thought, closed, output = output_under(name, Action(text="42", reasoning="Hm."))[1].partition("</think>")
-        if name.startswith("deepseek"):
-            assert not closed
-            assert output_under(name, Action(text="Hm.</think>42"))[1].startswith("Hm.</think>42")
-        else:
-            assert (thought.strip(), output.strip()[:2]) == ("Hm.", "42")
-            assert "</think>" in output_under(name, Action(text="42", reasoning=""))[1]
+        assert closed
+        assert (thought.strip(), output.strip()[:2]) == ("Hm.", "42")
+        assert "</think>" in output_under(name, Action(text="42", reasoning=""))[1]
+
+
+FORMS_HEADER = (
+    "| thoughts | calls | several calls in an answer | templates of TRL | other families |\n"
+    "| --- | --- | --- | --- | --- |\n"
+)
+
+
+def form_of(name: str) -> tuple[str, str, str]:
+    """How a family marks thoughts and calls, and whether an answer may have several calls."""
+    tokenizer = public_family(name) if name in PUBLIC else tool_family(name)
+    chat_format = ChatFormat.of(tokenizer, append=False, tools=TOOLS)
+    reader, calls = reader_of(chat_format), [ToolCall(name="look", arguments={"where": "a"})] * 2
+    opens = (
+        (reader._markers or ("none",))[0].strip() if not isinstance(reader._thoughts, ChannelForm) else "<|channel|>"
+    )
+    if not chat_format.separates_calls:
+        return f"`{opens}`" if opens != "none" else opens, "as text", "yes"
+    transcript = Transcript(chat_format, "rerender")
+    transcript.observe([user("go")])
+    try:
+        transcript.act(Action(text="", tool_calls=calls))
+    except TemplateError:
+        calls = []
+    call = re.sub(r"abcdefghi.*|\{.*|look_up.*", "…", reader.example.split("\n")[0])
+    call = "{…}" if call == "…" else call
+    return f"`{opens}`" if opens != "none" else opens, f"`{call}`", "yes" if calls else "refused"
+
+
+def forms_table() -> str:
+    rows: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
+    for name in [*TRL_TEMPLATES, *PUBLIC]:
+        if name.removesuffix("_training") in TRL_TEMPLATES and name.endswith("_training"):
+            continue
+        rows.setdefault(form_of(name), ([], []))[name in PUBLIC].append(name if name in PUBLIC else f"`{name}`")
+    return "".join(
+        f"| {' | '.join([*(one.replace('|', chr(92) + '|') for one in form), *map(', '.join, cells)])} |\n"
+        for form, cells in sorted(rows.items())
+    )
+
+
+def test_the_table_of_forms_is_what_is_read() -> None:
+    assert PAGE.partition(FORMS_HEADER)[2].split("\n\n")[0] + "\n" == forms_table()
+
+
+if __name__ == "__main__":
+    below = PAGE.partition(FORMS_HEADER)[2].split("\n\n", 1)[1]
+    text = PAGE.partition(FORMS_HEADER)[0] + FORMS_HEADER + forms_table() + "\n" + below
+    (Path(__file__).parents[2] / "docs" / "exact_tokens.md").write_text(text, encoding="utf-8")

@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsgym.tokens.calls.forms import ReadString, bare_string, escaped_string, python_calls
-from agentsgym.tokens.calls.reader import CallReader, with_calls
+from agentsgym.tokens.calls.reader import AnswerReader, read_answer
 from agentsgym.tokens.calls.values import MAX_CALLS, MAX_DEPTH, typed_arguments, whole_json
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, ToolCall
 
 GOOD = '<tool_call>{"name": "look", "arguments": {"days": 3}}</tool_call>'
 LOOK = ToolCall(name="look", arguments={"days": 3})
-NAMES = [name for name in TRL_TEMPLATES if CallReader(family(name), {}).form is not None]
+NAMES = [name for name in TRL_TEMPLATES if AnswerReader(family(name), {}).form is not None]
 
 
 def read(tokenizer: Any, text: str) -> Action:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert text_of(tokenizer, ids) == text
     action = Action(text=tokenizer.decode(ids, skip_special_tokens=True), token_ids=ids)
-    return with_calls(action, ChatFormat.of(tokenizer, append=False), [])
+    return read_answer(action, ChatFormat.of(tokenizer, append=False), [])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def read(tokenizer: Any, text: str) -> Action:
 )
 def test_a_malformed_call_names_what_was_wrong_and_costs_no_other(call: str, error: str) -> None:
     text = f"Hm. {GOOD}<tool_call>{call}</tool_call>{GOOD}"
-    for action in (with_calls(Action(text=text), None, []), read(family("qwen3"), text)):
+    for action in (read_answer(Action(text=text), None, []), read(family("qwen3"), text)):
         first, malformed, last = action.tool_calls
         assert (first, last) == (LOOK, LOOK)
         assert error in (malformed.error or "")
@@ -77,11 +77,10 @@ def test_a_malformed_call_names_what_was_wrong_and_costs_no_other(call: str, err
     ],
 )
 def test_a_call_that_is_not_closed_is_malformed(text: str, num_good: int) -> None:
-    action = with_calls(Action(text=text), None, [])
+    action = read_answer(Action(text=text), None, [])
     assert [call for call in action.tool_calls if call.error is None] == [LOOK] * num_good
-    assert [call.error for call in action.tool_calls if call.error] == [
-        "the call is not closed: the end of a call is missing"
-    ]
+    [error] = [call.error for call in action.tool_calls if call.error]
+    assert error.startswith("the call is not closed: the end of a call is missing; a call looks like this: <tool_call>")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_of_very_many_calls_the_first_are_read() -> None:
         "<tool_call>" * 1000,
         f"<tool_call>[{GOOD[11:-12]}{(',' + GOOD[11:-12]) * 999}]</tool_call>",
     ):
-        calls = with_calls(Action(text=text), None, []).tool_calls
+        calls = read_answer(Action(text=text), None, []).tool_calls
         assert len(calls) == MAX_CALLS + 1
         assert "more than 128 in one answer" in (calls[-1].error or "")
 
@@ -206,7 +205,7 @@ MARKS = sorted(
 def test_nothing_that_an_agent_answers_raises(name: str, parts: list[str]) -> None:
     action = read(family(name), "".join(parts))
     json.dumps([[call.name, call.arguments, call.error] for call in action.tool_calls], allow_nan=False)
-    text = with_calls(Action(text="".join(parts)), ChatFormat.of(family(name), append=False), [])
+    text = read_answer(Action(text="".join(parts)), ChatFormat.of(family(name), append=False), [])
     assert all(call.name or call.error for call in text.tool_calls)
 
 
@@ -295,21 +294,21 @@ WRITTEN_IN_TAGS = {
 def test_a_misspelled_tag_makes_no_argument_a_part_of_another(name: str) -> None:
     properties = {"s": {"type": "string"}, "n": {"type": "integer"}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
-    text, reader = WRITTEN_IN_TAGS[name], CallReader(family(name), {})
+    text, reader = WRITTEN_IN_TAGS[name], AnswerReader(family(name), {})
     first, second = text.index("one") + 3, text.index("1")
     for place in range(first, second):
         for kept in ("", '"', "x" + text[place]):
-            answer = reader.read_text(text[:place] + kept + text[place + 1 :], tools)
+            answer = reader.read(text[:place] + kept + text[place + 1 :], tools)
             for call in answer.calls if answer else ():
                 assert call.error or "1" not in str(call.arguments.get("s")), (place, kept)
     for value in ("<b>n</b>", "</parameter>", "n=1", "<parameter>", "</arg_value>"):
-        answer = reader.read_text(text.replace("one", value), tools)
+        answer = reader.read(text.replace("one", value), tools)
         assert answer is not None
         assert [call.arguments for call in answer.calls] == [{"s": value, "n": 1}]
 
 
 def test_white_space_without_end_takes_no_long_time() -> None:
-    reader, start = CallReader(family("llama3_2"), {}), time.monotonic()
+    reader, start = AnswerReader(family("llama3_2"), {}), time.monotonic()
     for character in " \n":
-        reader.read_text('{"name": "f", "parameters": {"s": "' + character * 100_000, [])
+        reader.read('{"name": "f", "parameters": {"s": "' + character * 100_000, [])
     assert time.monotonic() - start < 5  # it took half a minute

@@ -7,7 +7,7 @@ import pytest
 from chat_families import PRINTS_CALLS, TRL_TEMPLATES, family, text_of, tokenizer_for
 
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tokens.calls.reader import CallReader, with_calls
+from agentsgym.tokens.calls.reader import AnswerReader, read_answer
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, ToolCall
 
@@ -35,6 +35,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "unicode": [("look", {"city": "Åre, 東京 🙂"})],
     "nested": [("look", {"where": {"a": [1, {"b": "x"}], "c": {"d": "e"}}, "tags": ["a", "b"]})],
     "marks": [("look", {"city": "a, b=(c) [d] {e}: f"})],
+    "line breaks": [("look", {"city": "\nParis\n\n"}), ("look", {"city": "\n"})],
     "quotes": [("look", {"city": 'it\'s\nC:\\new "q"', "days": 1})],
 }
 ONE_CALL_A_TURN = ("llama", "gptoss")
@@ -69,11 +70,11 @@ def sampled(tokenizer: Any, text: str, **fields: Any) -> Action:
 
 
 def read(tokenizer: Any, text: str, **fields: Any) -> Action:
-    return with_calls(sampled(tokenizer, text, **fields), ChatFormat.of(tokenizer, append=False), TOOLS)
+    return read_answer(sampled(tokenizer, text, **fields), ChatFormat.of(tokenizer, append=False), TOOLS)
 
 
 def test_most_templates_of_trl_print_calls() -> None:
-    assert [name for name in TRL_TEMPLATES if CallReader(family(name), {}).form is not None] == PRINTS_CALLS
+    assert [name for name in TRL_TEMPLATES if AnswerReader(family(name), {}).form is not None] == PRINTS_CALLS
     assert len(PRINTS_CALLS) >= 46
 
 
@@ -103,7 +104,7 @@ def test_an_answer_without_calls_is_its_text(name: str) -> None:
     tokenizer = family(name)
     whole = rendered(tokenizer, [USER, {"role": "assistant", "content": "It is 7, not 8."}], add_prompt=False)
     text = whole[len(rendered(tokenizer, [USER], add_prompt=False)) :].removeprefix(
-        CallReader(tokenizer, {})._prompt  # pyright: ignore[reportPrivateUsage]
+        AnswerReader(tokenizer, {})._prompt  # pyright: ignore[reportPrivateUsage]
     )
     action = read(tokenizer, text.replace("<\uff5cAssistant\uff5c>", "</think>"))
     assert action.tool_calls == ()
@@ -111,11 +112,13 @@ def test_an_answer_without_calls_is_its_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRINTS_CALLS)
-def test_an_answer_that_the_budget_cut_is_left_alone(name: str) -> None:
+def test_an_answer_that_the_budget_cut_makes_no_call(name: str) -> None:
     tokenizer = family(name)
     text = written_turn(tokenizer, "", CALLS["several"][:1], as_text=name == "deepseekv3")
-    cut = sampled(tokenizer, text[: len(text) * 2 // 3], finish_reason="length")
-    assert with_calls(cut, ChatFormat.of(tokenizer, append=False), TOOLS) is cut
+    for part in (text[: len(text) * 2 // 3], text):
+        action = read(tokenizer, part, finish_reason="length")
+        assert action.tool_calls == ()
+        assert "</think>" not in action.text
 
 
 @pytest.mark.parametrize("name", PRINTS_CALLS)
@@ -155,7 +158,7 @@ def test_a_call_inside_a_thought_is_none(name: str, text: str, reasoning: str) -
 
 def test_an_empty_thought_is_no_part_of_the_text() -> None:
     action = read(family("qwen3"), "<think>\n\n</think>\n\n5<|im_end|>")
-    assert (action.text, action.reasoning, action.tool_calls) == ("5", None, ())
+    assert (action.text, action.reasoning, action.tool_calls) == ("5", "", ())
 
 
 def test_a_thought_that_never_ends_holds_no_call() -> None:
@@ -246,18 +249,18 @@ def test_a_tokenizer_that_brings_its_own_response_template_is_read_with_it() -> 
 
 def test_text_calls_in_one_form_where_there_is_no_template_or_it_writes_no_calls() -> None:
     text = 'Hm.\n<tool_call>{"name": "look", "arguments": {"days": 3}}</tool_call>\n'
-    expected = Action(text="Hm.", tool_calls=(ToolCall(name="look", arguments={"days": 3}),))
+    expected = Action(text="Hm.", tool_calls=(ToolCall(name="look", arguments={"days": 3}),), written=text)
     for chat_format in (None, *map(ChatFormat.of, (chat_tokenizer("none"), chat_tokenizer(), family("gptoss")))):
-        assert with_calls(Action(text=text), chat_format, TOOLS) == expected
+        assert read_answer(Action(text=text), chat_format, TOOLS) == expected
 
 
 def test_text_calls_in_the_form_of_its_template_too() -> None:
     text = "<tool_call>\n<function=look>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
     chat_format = ChatFormat.of(family("qwen3_5_nothink"), append=False)
     expected = (ToolCall(name="look", arguments={"days": 3}),)
-    assert with_calls(Action(text=text), chat_format, TOOLS).tool_calls == expected
+    assert read_answer(Action(text=text), chat_format, TOOLS).tool_calls == expected
     hermes = '<tool_call>{"name": "look", "arguments": {"days": 3}}</tool_call>'
-    assert with_calls(Action(text=hermes), chat_format, TOOLS).tool_calls == expected
+    assert read_answer(Action(text=hermes), chat_format, TOOLS).tool_calls == expected
 
 
 JSON_CALL = '<tool_call>{"name": "look", "arguments": {"city": "%s"}}</tool_call>'
@@ -272,7 +275,7 @@ def test_a_call_in_a_thought_that_the_prompt_began_is_none_in_text(name: str | N
     chat_format = None if name is None else ChatFormat.of(family(name), append=False)
 
     def read_text(text: str) -> Action:
-        return with_calls(Action(text=text), chat_format, TOOLS)
+        return read_answer(Action(text=text), chat_format, TOOLS)
 
     output = read_text(f"maybe {call % 'Rome'} no\n</think>\n\n7")
     assert output.tool_calls == ()
@@ -288,7 +291,7 @@ def test_a_call_in_a_thought_that_the_prompt_began_is_none_in_text(name: str | N
 def test_a_call_in_a_thought_of_the_template_is_none_in_another_form_either() -> None:
     template = "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}{% endfor %}]</s>{% else %}{{ m.content }}{% endif %}{% endfor %}"  # fmt: skip  # noqa: E501
     chat_format = ChatFormat.of(tokenizer_for(template), append=False)
-    output = with_calls(Action(text=f"[THINK]{JSON_CALL % 'Rome'}[/THINK]no"), chat_format, TOOLS)
+    output = read_answer(Action(text=f"[THINK]{JSON_CALL % 'Rome'}[/THINK]no"), chat_format, TOOLS)
     assert (output.tool_calls, output.text) == ((), "no")
 
 
@@ -296,14 +299,14 @@ def test_text_of_no_form_is_left_alone_and_malformed_text_is_malformed_with_ever
     for name in PRINTS_CALLS:
         chat_format = ChatFormat.of(family(name), append=False)
         plain = Action(text=" It is 7. ")
-        assert with_calls(plain, chat_format, TOOLS) is plain
-        (call,) = with_calls(Action(text='<tool_call>{"name": 7</tool_call>'), chat_format, TOOLS).tool_calls
+        assert read_answer(plain, chat_format, TOOLS) is plain
+        (call,) = read_answer(Action(text='<tool_call>{"name": 7</tool_call>'), chat_format, TOOLS).tool_calls
         assert call.error is not None
 
 
 def test_calls_that_an_agent_brings_are_left_alone() -> None:
     action = Action(text="<tool_call>{}</tool_call>", tool_calls=(ToolCall(name="look"),))
-    assert with_calls(action, None, TOOLS) is action
+    assert read_answer(action, None, TOOLS) is action
 
 
 def test_a_thought_that_does_not_end_is_kept_without_the_token_that_ended_the_turn() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tool_chat import (
     GO,
     MOVES_SCHEMAS,
+    NUMBERED,
     OWN_TEMPLATES,
     TOOLS,
     calls_of,
@@ -22,7 +24,7 @@ from tool_chat import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from agentsgym import Action, MultistepEnv, ScriptedAgent, StopReason, TemplateError, ToolCall
+from agentsgym import Action, ConfigError, MultistepEnv, ScriptedAgent, StopReason, TemplateError, ToolCall
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens import chat_format as chat_format_module
 from agentsgym.tokens.tool_messages import short_id, strings_in, with_strings
@@ -158,11 +160,85 @@ def test_the_name_of_a_tool_cannot_spell_a_control_token() -> None:
 def test_a_template_that_moves_the_schemas_is_refused_with_what_would_do() -> None:
     tokenizer = tokenizer_for(MOVES_SCHEMAS)
     ChatFormat.of(tokenizer)  # without tools nothing moves
-    with pytest.raises(TemplateError, match=r"after later messages are added.*; to fix it: .*rerender"):
-        ChatFormat.of(tokenizer, tools=TOOLS)
+    for words in ("", "<|sys|>Reply to each question. Ask if a question is unclear.<|end|>"):  # a default prompt
+        with pytest.raises(TemplateError, match=r"after later messages are added.*; to fix it: .*rerender"):
+            ChatFormat.of(tokenizer_for(words + MOVES_SCHEMAS), tools=TOOLS)
     anew = Transcript(ChatFormat.of(tokenizer, append=False, tools=TOOLS), "rerender")
     anew.observe([GO])
     assert "To search_all." in text_of(tokenizer, anew.token_ids)
+
+
+def test_results_numbered_by_their_call_are_right_or_refused() -> None:
+    tokenizer = tokenizer_for(NUMBERED)
+    with pytest.raises(TemplateError, match=r"differently in a second round of calls; to fix it: .*rerender"):
+        ChatFormat.of(tokenizer, tools=TOOLS).check_results()
+    transcript = Transcript(ChatFormat.of(tokenizer, append=False, tools=TOOLS), "rerender")
+    transcript.observe([GO])
+    for arguments in (["a"], ["b", "c"], ["d"]):
+        one_round(transcript, arguments, ["result"] * len(arguments))
+    assert transcript.token_ids == tokenizer.apply_chat_template(
+        transcript.messages, tools=TOOLS, add_generation_prompt=True, return_dict=False
+    )
+    assert re.findall(r"\[(\d)\] result", text_of(tokenizer, transcript.token_ids)) == ["0", "1", "2", "3"]
+
+
+_TAGGED = OWN_TEMPLATES["schemas in the first user message"]
+_APPENDS = "{% set _ = [].append(1) %}"  # which transformers does not allow in templates
+
+
+@pytest.mark.parametrize(("tag", "roles"), [("<tool_call>", "user, assistant"), ("<|tool|>", "user, assistant, tool")])
+@pytest.mark.parametrize("history", ["append", "rerender"])
+def test_a_template_that_fails_at_a_call_or_a_result_is_refused(history: str, tag: str, roles: str) -> None:
+    tokenizer = tokenizer_for(_TAGGED.replace(tag, _APPENDS + tag))
+    assert ChatFormat.of(tokenizer, append=False).prints_calls
+    refusal = rf"cannot render a conversation of {roles}: SecurityError: .*'append'.*; to fix it: set tokenizer"
+    with pytest.raises(ConfigError, match=refusal):
+        Counter(tokenizer, {"history": history}).rollout([{}], TwoCalls())
+
+
+def test_a_template_that_rejects_calls_or_results_on_purpose_has_them_as_text() -> None:
+    rejects = "{{ raise_exception('plain text, please') }}"
+    for tag, prints_calls in (("<tool_call>", False), ("<|tool|>", True)):
+        chat_format = ChatFormat.of(tokenizer_for(_TAGGED.replace(tag, rejects + tag)), tools=TOOLS)
+        assert chat_format.prints_calls == prints_calls
+        taken = chat_format.for_template([GO, {"role": "assistant", "content": "a"}, *results_of("b")])
+        assert taken[-1]["role"] == ("user" if prints_calls else "tool")
+
+
+_MODEL = "{% if add_generation_prompt %}<|model|>\n{% endif %}"
+_TEXT = "{% if m.tool_calls %}{{ m.content }}{% else %}<|text|>{{ m.content }}<|said|>{% endif %}"
+_UNENDED = _TAGGED.replace(
+    "</tool_call>{% endfor %}<|end|>\n", "</tool_call>{% endfor %}{{ '\n<|end|>\n' if ENDS }}"
+).replace(_MODEL, "{{ '<|model|>\nI think: ' if messages[-1].role != 'assistant' }}")
+_PROMPTING = _TAGGED.replace(_MODEL, "<|model|>\n").replace("{{ m.content }}{% for", _TEXT + "{% for")
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (_PROMPTING, r"prints its generation prompt even if none is requested.*; to fix it: print it under {% if "),
+        (_UNENDED.replace("ENDS", "not loop.last"), r"must end a call in the last message.*by an option of the templ"),
+    ],
+)
+def test_the_end_of_a_call_that_cannot_be_found_is_refused_with_what_would_do(template: str, problem: str) -> None:
+    transcript = Transcript(ChatFormat.of(tokenizer_for(template), append=False, tools=TOOLS))
+    transcript.observe([GO])
+    with pytest.raises(TemplateError, match=problem):
+        transcript.act(Action(text="", tool_calls=calls_of("a")))
+    with pytest.raises(TemplateError, match=problem):
+        transcript.chat_format.check_results()
+
+
+def test_an_option_of_the_template_that_ends_the_last_call_is_the_remedy() -> None:
+    tokenizer = tokenizer_for(_UNENDED.replace("ENDS", "ends or not loop.last"))
+    transcript = Transcript(ChatFormat.of(tokenizer, tools=TOOLS, template_options={"ends": True}))
+    transcript.observe([GO])
+    for words in ("a", "b"):
+        one_round(transcript, [words], ["c"])
+    output = text_of(tokenizer, transcript.token_ids)
+    assert output.replace("I think: <tool", "<tool") == tokenizer.apply_chat_template(
+        transcript.messages, tools=TOOLS, tokenize=False, ends=True
+    )
 
 
 def test_it_is_reported_once_that_a_template_shows_no_tools(caplog: pytest.LogCaptureFixture) -> None:

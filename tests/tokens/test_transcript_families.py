@@ -311,6 +311,21 @@ def test_a_word_that_acts_on_all_turns_is_refused() -> None:
     assert transcript.token_ids == []
 
 
+def test_a_word_that_an_option_replaces_is_refused_with_the_option() -> None:
+    template = FAMILIES["thinking once and for all"].replace("think=false", "think=enable_thinking | default(true)")
+    tokenizer = tokenizer_for(
+        template.replace("'/think' in", "'/no_think' in").replace("think = true", "think = false")
+    )
+    asked = {"role": "user", "content": "Where? /no_think"}
+    with pytest.raises(
+        TemplateError, match=r"'/no_think' in user; .*chat_template_kwargs.*\"enable_thinking\": False}"
+    ):
+        Transcript(ChatFormat.of(tokenizer)).observe([asked])
+    transcript = Transcript(ChatFormat.of(tokenizer, template_options={"enable_thinking": False}))
+    transcript.observe([asked])
+    assert not text_of(tokenizer, transcript.token_ids).endswith("<think>\n")
+
+
 def test_the_token_that_calls_a_tool_ends_a_turn_where_openers_do() -> None:
     tokenizer = family("glm4moe")
     chat_format = ChatFormat.of(tokenizer)

@@ -61,6 +61,13 @@ OWN_TEMPLATES = {
         "{% if add_generation_prompt %}<|model|>\n{% endif %}"
     ),
 }
+# Numbers each result by the position of its call in the whole conversation.
+NUMBERED = OWN_TEMPLATES["schemas in the first user message"].replace(
+    "<|tool|>\n",
+    "{% set ns = namespace(n=0, found=-1) %}{% for one in messages %}{% for c in one.tool_calls or [] %}"
+    "{% if c.id == m.tool_call_id %}{% set ns.found = ns.n %}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{% endfor %}<|tool|>\n[{{ ns.found }}] ",
+)
 MOVES_SCHEMAS = (
     "{% for m in messages %}"
     + _PLAIN.replace("<|user|>", "{{ tools | tojson if tools and loop.last }}<|user|>")

@@ -47,6 +47,7 @@ PLAYED_ELSEWHERE = {
     *(metric.name for metric in METRICS if metric.name.startswith("staleness/")),
     *("fraction_of_optimal", "curriculum/levels_known", "curriculum/levels_in_bounds", "kl", "aux_loss"),
     *("league/rating", "league/uncertainty"),
+    *(metric.name for metric in METRICS if metric.name.startswith("tools/")),
 }
 
 

@@ -27,10 +27,11 @@ def built(folder: Path, **arguments: Any) -> GRPOEnvTrainer:
     return GRPOEnvTrainer(given.pop("model", model), **given)
 
 
-def test_a_history_that_is_rewritten_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("history", ["rerender", "last"])
+def test_a_history_that_is_rewritten_is_refused(history: str, tmp_path: Path) -> None:
     _, tokenizer = policy()
     with pytest.raises(ConfigError, match=r"history.*rewrites history.*layout='turn' or history='append'"):
-        built(tmp_path, env=GuessNumber(tokenizer, {"history": "rerender"}))
+        built(tmp_path, env=GuessNumber(tokenizer, {"history": history}))
 
 
 def test_kl_without_a_reference_to_load_is_refused(tmp_path: Path) -> None:

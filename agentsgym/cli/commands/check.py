@@ -110,6 +110,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
             "ok": not failed,
             "num_episodes": report.num_episodes,
             "num_turns": report.num_turns,
+            "num_calls": report.num_calls,
             "findings": [asdict(one) for one in report.findings],
         })  # fmt: skip
     else:
@@ -126,8 +127,7 @@ def _print_findings(report: EnvReport, environment: str) -> None:
     num_errors = len(report.errors)
     num_warnings = len(report.findings) - num_errors
     counts = "no problems" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"
-    played = f"{report.num_episodes} episodes, {report.num_turns} turns"
-    out().print(cell(f"{environment}: {counts} in {played}", "red" if num_errors else "green"))
+    out().print(cell(f"{environment}: {counts} in {report.played}", "red" if num_errors else "green"))
 
 
 def _check_store(path: Path, where: list[str] | None, tokenizer: str | None, *, as_json: bool) -> None:

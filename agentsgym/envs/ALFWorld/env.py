@@ -207,7 +207,7 @@ class ALFWorldEnv(TextWorldBase):
 def extract_command(text: str) -> str:
     """Extract the command from an agent's text, in lower case as the engine expects it; ``""`` if there is none.
 
-    >>> extract_command("<think>A mug.</think>Action: Take mug 1 from  desk 1.")
+    >>> extract_command("Action: Take mug 1 from  desk 1.")
     'take mug 1 from desk 1'
     """
     return _BEFORE.sub("", (read_command(text) or "").lower())

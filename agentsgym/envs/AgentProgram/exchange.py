@@ -29,7 +29,7 @@ from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.tokens.branches import BranchingTranscript
-from agentsgym.tokens.calls.reader import with_calls
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, Message, ToolCall, Turn, TurnRequest
 
@@ -205,7 +205,8 @@ class CallExchange(Exchange):
         """Return the action up to the first of the texts at which the call stops, with its tool calls."""
         request, chat_format = self._call.request, self._transcript.chat_format
         action, self._stopped_by = _stopped(action, request.stop, chat_format)
-        return with_calls(action, chat_format, request.tools, self._stopped_by) if request.tools else action
+        is_strict = self.env.env_config["tool_calls"] == "strict"
+        return read_answer(action, chat_format, request.tools or None, self._stopped_by, is_strict=is_strict)
 
     def step(self, state: State, action: Action) -> Step:
         """Return the answer to the program, and wait for its next call or its end."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from agentsgym.errors import ConfigError, EnvError
-from agentsgym.texts import shown, strip_reasoning
+from agentsgym.texts import shown
 
 ActionParser = Callable[[str], "int | None"]
 
@@ -53,7 +53,7 @@ class ActionTable:
     def parse(self, text: str) -> int | None:
         """Return the number of the action that the text names; None if it names none, or several different ones.
 
-        Reasoning, up to ``</think>`` or unfinished, is ignored. The last name in brackets takes precedence over all
+        The last name in brackets takes precedence over all
         others; matching is case-insensitive.
         """
         if self.parser is not None:
@@ -66,7 +66,7 @@ class ActionTable:
                     f"{shown(number)}"
                 )
             return number
-        folded = _fold(strip_reasoning(text))
+        folded = _fold(text)
         in_brackets = [text for text in re.findall(r"\[([^\[\]]*)\]", folded) if _fold(text) in self._folded]
         if in_brackets:
             return self._folded[_fold(in_brackets[-1])]

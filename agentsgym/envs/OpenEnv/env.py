@@ -38,8 +38,8 @@ from agentsgym.envs.Tools.env import CUT_OFF, TOOL_FIELDS
 from agentsgym.envs.Tools.results import ToolResult, cut
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_str, or_none
-from agentsgym.texts import sentence_of, strip_reasoning
-from agentsgym.tokens.calls.reader import with_calls
+from agentsgym.texts import sentence_of
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.types import Action, Message
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class OpenEnvEnv(MultistepEnv):
     def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
         given = Action(text=action)
         if self._conversion.format == "tools":
-            given = with_calls(given, self.chat_format, self.tool_schemas)
+            given = read_answer(given, self.chat_format, self.tool_schemas)
         return self._step_action(session_id, state, given)
 
     def _step_action(self, session_id: str, state: State, action: Action) -> Stepped:
@@ -298,7 +298,7 @@ class OpenEnvEnv(MultistepEnv):
         return self._invalid(state, "Call a tool.")
 
     def _play_text(self, session_id: str, state: State, action: Action) -> Stepped:
-        text = strip_reasoning(action.text).strip()
+        text = action.text.strip()
         if not text:
             return self._invalid(state, "Invalid action: the answer is empty.")
         try:

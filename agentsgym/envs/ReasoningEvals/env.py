@@ -29,7 +29,7 @@ from agentsgym.envs.shared.numbers import canonical
 from agentsgym.errors import ConfigError, EnvError, MissingDependencyError, TaskError
 from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_seconds, is_strings, is_text, require
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import sentence_of, shown, strip_reasoning
+from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class ReasoningEvalsEnv(MultistepEnv):
 
     def _extract(self, action: Action, kind: Kind, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
         extractor = self.env_config["extractor"]
-        text = strip_reasoning(action.text)
+        text = action.text
         if not callable(extractor):
             if extractor == "auto":
                 return extract_answer(text, kind, is_cut=action.finish_reason == "length", extractors=extractors)

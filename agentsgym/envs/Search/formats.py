@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Literal
 
 from agentsgym.envs.Search.corpus import Passage
-from agentsgym.texts import strip_reasoning
 from agentsgym.types import Action
 
 TOOL = "search"
@@ -44,7 +43,6 @@ _FORMAT_HINT = "Write <search>your query</search> to search, or <answer>your ans
 
 def extract_answer(text: str) -> str:
     """Extract the answer from a turn without a call: its text, or the content of its last ``<answer>``."""
-    text = strip_reasoning(text)
     tagged = _ANSWER.findall(text)
     return (tagged[-1] if tagged else text).strip()
 
@@ -55,7 +53,7 @@ def parse_tagged_turn(text: str) -> tuple[Literal["search", "answer", "invalid"]
     Returns:
         ``("search", query)``, ``("answer", text)``, or ``("invalid", message to the agent)``.
     """
-    block = _BLOCK.search(strip_reasoning(text))
+    block = _BLOCK.search(text)
     if block is None:
         return "invalid", f"That was neither a search nor an answer. {_FORMAT_HINT}"
     content = block[2].strip()

@@ -21,7 +21,7 @@ from agentsgym.envs.Terminal.shell import ISOLATIONS, Result, Sandbox, Shell, is
 from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, make_task
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, choice_field, is_int, is_seconds, is_strings, or_none
-from agentsgym.texts import shown, strip_reasoning
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -246,10 +246,9 @@ class TerminalEnv(MultistepEnv):
 def read_command(text: str) -> str | None:
     r"""Return the command in an answer: its fenced block or, without one, all of it; None if it has several blocks.
 
-    >>> read_command("ls -l "), read_command("I look:\n```bash\ncd a\nls\n```"), read_command("<think>Hm</think>\nls")
-    ('ls -l', 'cd a\nls', 'ls')
+    >>> read_command("ls -l "), read_command("I look:\n```bash\ncd a\nls\n```")
+    ('ls -l', 'cd a\nls')
     """
-    text = strip_reasoning(text)
     blocks = _BLOCK.findall(text)
     return None if len(blocks) > 1 else (blocks[0] if blocks else text).strip()
 

@@ -22,7 +22,7 @@ from agentsgym.envs.TextArena.observations import with_header
 from agentsgym.envs.TextArena.players import LegalPlayer
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, or_none
-from agentsgym.texts import shown, strip_reasoning
+from agentsgym.texts import shown
 from agentsgym.types import Message
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class TextArenaEnv(MultistepEnv):
         config = self.env_config
         info: dict[str, Any] = {}
         if self.plays_itself or seat == state["seat"]:
-            text = strip_reasoning(action).strip()[:MAX_ACTION_CHARACTERS]
+            text = action.strip()[:MAX_ACTION_CHARACTERS]
             if config["add_brackets"] and "[" not in text and "]" not in text:
                 text = f"[{text}]"
             # The rest of the episode's allowance; the game only counts consecutive errors.

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from agentsgym.envs.boundary import as_bool, checked_reward
 from agentsgym.envs.shared.timed import CallTimeoutError
-from agentsgym.envs.tool_schemas import check_call
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text, cut, failed_result, result_of_exception
 from agentsgym.envs.Tools.sources import BusyError
 from agentsgym.errors import EnvError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
+from agentsgym.tokens.calls.schemas import check_call
 from agentsgym.types import Action, Message, ToolCall
 
 

@@ -37,8 +37,8 @@ from agentsgym.envs.Tools.tasks import MATCHES, DatasetOptions, matches, task_da
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_int, is_number, is_seconds, is_str, is_strings, or_none
-from agentsgym.texts import shown, strip_reasoning
-from agentsgym.tokens.calls.reader import with_calls
+from agentsgym.texts import shown
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.types import Action, Message, ToolCall
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ Answered = tuple[GivenReward, bool, dict[str, Any]]
 """The reward, whether the episode is over, and info."""
 CUT_OFF = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _CONTINUE = "That is not the end of the task. Call a tool or answer."
-_COUNTS = ("num_calls", "num_failed_calls", "num_unreadable_calls", "num_raised_calls")
+_COUNTS = ("num_calls", "num_failed_calls", "num_unreadable_calls", "num_repaired_calls", "num_raised_calls")
 
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
@@ -197,7 +197,7 @@ class ToolEnv(MultistepEnv):
         expected = state["task"].get("answer")
         if expected is None:
             return None
-        return matches(strip_reasoning(text).strip(), expected, self.env_config["answer_match"])
+        return matches(text.strip(), expected, self.env_config["answer_match"])
 
     def _question(self, state: State) -> str | list[Message]:
         """Return the first observation: the task's ``"question"``."""
@@ -227,7 +227,7 @@ class ToolEnv(MultistepEnv):
 
     def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
         return self._step_action(
-            session_id, state, with_calls(Action(text=action), self.chat_format, self.tool_schemas)
+            session_id, state, read_answer(Action(text=action), self.chat_format, self.tool_schemas)
         )
 
     def _step_action(self, session_id: str, state: State, action: Action) -> Stepped:
@@ -377,6 +377,7 @@ class ToolEnv(MultistepEnv):
             "num_calls": state["num_calls"] + len(plan.made),
             "num_failed_calls": state["num_failed_calls"] + plan.num_failed,
             "num_unreadable_calls": state["num_unreadable_calls"] + plan.num_unreadable,
+            "num_repaired_calls": state["num_repaired_calls"] + sum(one.repair is not None for one in plan.calls),
             "num_raised_calls": state["num_raised_calls"] + plan.num_raised,
         }
 

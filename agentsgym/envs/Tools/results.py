@@ -13,6 +13,7 @@ from agentsgym.credit.components import GivenReward
 from agentsgym.texts import sentence_of, shown
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_NOT_TEXT = re.compile(r"<.* at 0x[0-9a-fA-F]+>|(?:bytearray\()?b['\"].*\\x[89a-f].*")  # images, bare objects, bytes
 _MAX_ITEMS = 1000  # from an iterator, which may be infinite
 
 
@@ -53,7 +54,8 @@ def result_of_exception(error: BaseException, max_length: int | None = None) -> 
 def as_text(value: Any) -> str:
     r"""Convert a return value to text: a string unchanged, other values to JSON, or to ``repr`` if that is impossible.
 
-    Iterators are consumed, up to 1000 items; memory addresses, which differ between runs, are removed.
+    Iterators are consumed, up to 1000 items. A sentence replaces a value that is not text, such as an image; memory
+    addresses, which differ between runs, are removed.
 
     >>> as_text({"price": 3, "sizes": (1, 2)}), as_text(None), as_text("3\n")
     ('{"price": 3, "sizes": [1, 2]}', 'null', '3\n')
@@ -70,7 +72,10 @@ def as_text(value: Any) -> str:
 
 
 def _as_repr(value: Any, limit: int = 200) -> str:
-    return _ADDRESS.sub("", shown(value, limit))
+    written = shown(value, limit)
+    if _NOT_TEXT.fullmatch(written):
+        return f"[a value of type {type(value).__name__}, which cannot be shown as text]"
+    return _ADDRESS.sub("", written)
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_repr)  # created once, since creation is slow

@@ -18,7 +18,7 @@ from agentsgym.errors import AgentError
 from agentsgym.event_loop import on_agents_loop, run_coroutine
 from agentsgym.fields import check_choice, is_bool, require
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import sentence_of, shown, strip_reasoning
+from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Message
 
 OnUnreadable = Literal["fail", "unknown"]
@@ -65,7 +65,7 @@ def read_reply(text: str) -> str:
     >>> [read_reply(text) for text in ("**yes**, it is", "Answer: No", "It depends.", "I do not know")]
     ['Yes.', 'No.', 'Sometimes.', "I don't know."]
     """
-    answer = strip_reasoning(text).lower().replace("\u2019", "'")
+    answer = text.lower().replace("\u2019", "'")
     lines = (" ".join(re.findall(r"[a-z]+(?:'[a-z]+)*", line)) for line in answer.splitlines())
     first = next((words for line in lines if (words := _PREFIX.sub("", line, count=1))), "")
     for reply, pattern in _ANSWERS:

@@ -32,7 +32,7 @@ from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_bool, is_number, is_strings, or_none
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import shown, strip_reasoning
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -203,7 +203,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         expected = self.style.allowed(self._gamemaster(state["solution"], question.text))
         reply = expected
         if self.env_config["gamemaster"]:
-            reply = self.style.allowed(self._custom_reply(state["solution_as_given"], strip_reasoning(action).strip()))
+            reply = self.style.allowed(self._custom_reply(state["solution_as_given"], action.strip()))
         kept = ~self.candidates.bit.get(question.name, 0)
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
-from agentsgym.texts import strip_reasoning
 
 
 class Fault(StrEnum):
@@ -160,10 +159,10 @@ class Reader:
         """Parse the move in an action.
 
         Args:
-            action: The agent's text; reasoning up to ``</think>``, or unfinished, is ignored.
+            action: The agent's text.
             solution: The canonical name of the secret, which need not be in the knowledge base.
         """
-        text = normalize(strip_reasoning(action))
+        text = normalize(action)
         if not core(text):
             return Fault.EMPTY
         bare = self._known(core(text), solution)

@@ -14,7 +14,6 @@ from agentsgym.envs.TextArena import SPEC as TEXT_ARENA
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, KnownObject
 from agentsgym.envs.TwentyQuestions.parsing import Guess, Move, Question, Reader, core, normalize
-from agentsgym.texts import strip_reasoning
 
 FIRST_PROMPT: Final = "I am thinking of an object. Ask your first question."
 LAST_TURN: Final = "This is your last turn: name the object."
@@ -115,7 +114,7 @@ class TextArenaStyle(Style):
 
     def parse(self, reader: Reader, action: str, solution: str) -> Move:
         """Parse a guess in brackets; any other text is a question."""
-        text = strip_reasoning(action)
+        text = action
         guess = re.search(r"\[([a-zA-Z\s-]+)\]", text)
         if guess and "?" not in text:
             return Guess(name=reader.canonical(guess[1]))

@@ -299,11 +299,21 @@ class EnvReport:
         findings: The findings, errors first.
         num_episodes: Number of episodes that were played.
         num_turns: Number of turns in these episodes.
+        num_calls: Number of tool calls in them that were parsed from their tokens.
+        call: A call in the format in which they are parsed; empty without a tokenizer, or if calls are plain text.
     """
 
     findings: Sequence[Finding]
     num_episodes: int
     num_turns: int
+    num_calls: int = 0
+    call: str = ""
+
+    @property
+    def played(self) -> str:
+        """What was played, in a few words."""
+        calls = f", {self.num_calls} calls parsed in the form {shown(self.call, 200)}" if self.call else ""
+        return f"{self.num_episodes} episodes, {self.num_turns} turns{calls}"
 
     @property
     def errors(self) -> list[Finding]:
@@ -311,9 +321,8 @@ class EnvReport:
         return [finding for finding in self.findings if finding.severity == "error"]
 
     def __str__(self) -> str:
-        played = f"{self.num_episodes} episodes, {self.num_turns} turns"
         if not self.findings:
-            return f"no problems in {played}"
+            return f"no problems in {self.played}"
         num_errors = len(self.errors)
-        counts = f"{num_errors} errors and {len(self.findings) - num_errors} warnings in {played}"
+        counts = f"{num_errors} errors and {len(self.findings) - num_errors} warnings in {self.played}"
         return "\n".join([f"{counts}:", *map(str, self.findings)])

@@ -13,6 +13,7 @@ from agentsgym.envs.check.plays import observations
 from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.errors import TemplateError, did_you_mean
 from agentsgym.texts import sentence_of, shown
+from agentsgym.tokens.calls.reader import read_answer, reader_of
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.tokens.turn_ends import common_prefix
 from agentsgym.tokens.unknown_words import named, unknown_id, unknown_words
@@ -63,6 +64,23 @@ def check_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add)
             f"the chat template does not render the tool {missing[0]!r}, so the policy does not see it: use a "
             "tokenizer whose template supports tools",
         )
+
+
+def read_back(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> tuple[int, str]:
+    """Parse recorded calls from their tokens; return their number, and a call in the format that is parsed."""
+    chat_format, num_calls = env.chat_format, 0
+    if chat_format is None or not env.tool_schemas or not chat_format.separates_calls:
+        return 0, ""
+    for one in trajectories:
+        for turn in one.turns:
+            made = [call["function"] for call in one.messages[turn.message_index].get("tool_calls", ())]
+            ids = one.token_ids[turn.start : turn.stop]
+            read = read_answer(Action(text="", token_ids=ids), chat_format, env.tool_schemas).tool_calls if made else ()
+            if [(call.name, call.arguments) for call in read] != [(call["name"], call["arguments"]) for call in made]:
+                text = f"the call {shown(made[0])} is written as {shown(chat_format.decode(ids))}, but parsed as "
+                add("tools", "_tools", f"{text}{shown([*read])}", False, about=made[0]["name"])
+            num_calls += len(made)
+    return num_calls, reader_of(chat_format).example
 
 
 def check_calls(env: MultistepEnv, probe: HookProbe) -> None:

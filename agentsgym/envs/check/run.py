@@ -60,10 +60,9 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     hook or tool uses Python's or NumPy's global generator), ``state-isolation`` (sessions do not affect each other),
     ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity`` (prompts
     do not repeat earlier messages), ``token-budget``, ``chat-template`` (text answers are recorded as the template
-    renders them), ``tools`` (their schemas can be created, the chat template renders them, and not every call of one
-    raises), ``roles``
-    (``info["rewards"]`` names existing roles, and is present if there are several), ``pickling``, ``failed`` (no
-    episode fails) and ``time-limit``.
+    renders them), ``tools`` (their schemas can be created, the chat template renders them, calls are parsed from their
+    tokens as they were made, and not every call of one raises), ``roles`` (``info["rewards"]`` names existing roles,
+    and is present if there are several), ``pickling``, ``failed`` (no episode fails) and ``time-limit``.
 
     Args:
         env: The environment, or its class.
@@ -117,12 +116,14 @@ class _Checker:
         self._probe = HookProbe(env)
         self._add = self._probe.add
         self._played: list[Trajectory] = []
+        self._num_calls, self._call = 0, ""
 
     def report(self) -> EnvReport:
         """Return the findings, errors first."""
         findings = sorted(self._probe.findings.values(), key=lambda finding: finding.severity)
         num_turns = sum(one.num_turns for one in self._played)
-        return EnvReport(findings=findings, num_episodes=len(self._played), num_turns=num_turns)
+        calls: dict[str, Any] = {"num_calls": self._num_calls, "call": self._call}
+        return EnvReport(findings=findings, num_episodes=len(self._played), num_turns=num_turns, **calls)
 
     def playable(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
         """Return the playable tasks, each with a seed; few tasks are repeated with other seeds."""
@@ -180,6 +181,7 @@ class _Checker:
         if played:
             rules.check_template(env, played[0], self._add)
         rules.check_tools(env, alone, self._add)
+        self._num_calls, self._call = rules.read_back(env, alone, self._add)
         rules.check_roles(env, self._probe, alone)
         with _globals(seed):
             again = replay(env, tasks, scripts)

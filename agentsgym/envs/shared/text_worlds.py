@@ -15,7 +15,6 @@ from agentsgym.envs.contract import State
 from agentsgym.envs.shared.engines import EngineProcesses, shared_processes
 from agentsgym.errors import AgentError
 from agentsgym.fields import Field, is_int, is_seconds
-from agentsgym.texts import strip_reasoning
 from agentsgym.types import TurnRequest
 
 if TYPE_CHECKING:
@@ -31,15 +30,14 @@ _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
 def read_command(text: str) -> str | None:
     r"""Return the command in the agent's text; None if there is none.
 
-    Reasoning is ignored. The last ``<action>…</action>`` takes precedence; its closing tag may be missing. Otherwise it
+    The last ``<action>…</action>`` takes precedence; its closing tag may be missing. Otherwise it
     is the last line that is not empty after stripping a leading ``>``, surrounding quotes, asterisks and brackets, and
     a trailing period. Runs of whitespace become one space, and so do unprintable characters, since an interpreter may
     stop at a NUL. A command of more than 200 characters counts as none.
 
-    >>> read_command("I will try.\n> go east."), read_command("<action>open  door</action>"), read_command("<think>Hm")
-    ('go east', 'open door', None)
+    >>> read_command("I will try.\n> go east."), read_command("<action>open  door</action>")
+    ('go east', 'open door')
     """
-    text = strip_reasoning(text)
     tagged = _TAGGED.findall(text)
     for line in reversed((tagged[-1] if tagged else text).splitlines()):
         printable = "".join(char if char.isprintable() else " " for char in line)

@@ -18,6 +18,7 @@ from agentsgym.tokens.calls.forms import (
     python_calls,
     read_or_failed,
 )
+from agentsgym.tokens.calls.thoughts import ThoughtMarkers
 from agentsgym.tokens.calls.values import (
     MAX_CALLS,
     ArgumentSchemas,
@@ -47,10 +48,15 @@ def json_form(opens: str, closes: str, *, ends_with_turn: bool = False) -> Marke
 def _json_calls(
     body: str, _schemas: ArgumentSchemas, call_of_one: Callable[[Any], ToolCall] = tool_call_from_object
 ) -> list[ToolCall]:
-    """Parse one object or a list of objects, each separately."""
+    """Parse one object, several on lines of their own, or a list of objects, each separately."""
     text = body.strip()
     if not text.startswith("["):
-        return [call_of_one(whole_json(text))]
+        lines = _OBJECT_LINE.split(text)
+        return (
+            [call for line in lines for call in read_or_failed(lambda line=line: [call_of_one(whole_json(line))])]
+            if len(lines) > 1
+            else [call_of_one(whole_json(text))]
+        )
     calls: list[ToolCall] = []
     position = 1
     while len(calls) <= MAX_CALLS and text[position:].strip("\n\t ,]"):
@@ -195,7 +201,31 @@ def _minimax_calls(body: str, schemas: ArgumentSchemas) -> list[ToolCall]:
     return calls or [malformed_call(MalformedCallError("is empty"))]
 
 
+def _dsml_calls(body: str, _schemas: ArgumentSchemas) -> list[ToolCall]:
+    """Parse ``invoke`` tags with ``parameter`` tags, whose attribute ``string`` distinguishes text from JSON."""
+    calls: list[ToolCall] = []
+    for match in _DSML_INVOKE.finditer(body):
+        name, written = match["name"], match["body"]
+        if rest := _DSML_PARAMETER.sub("", written).strip():
+            calls.append(malformed_call(MalformedCallError(f"has {rest[:40]!r} outside its arguments"), name))
+            continue
+        pairs = [(one["key"], one) for one in _DSML_PARAMETER.finditer(written)]
+        if len(dict(pairs)) < len(pairs):
+            calls.append(malformed_call(MalformedCallError("gives an argument twice"), name))
+            continue
+        calls += _call(
+            name,
+            lambda pairs=pairs: {
+                key: one["value"] if one["string"] == "true" else whole_json(one["value"]) for key, one in pairs
+            },
+        )
+    if rest := _DSML_INVOKE.sub("", body).strip():
+        calls.append(malformed_call(MalformedCallError(f"has {rest[:40]!r} outside <\uff5cDSML\uff5cinvoke>")))
+    return calls or [malformed_call(MalformedCallError("is empty"))]
+
+
 _TURN_END = re.compile(r"</s>|<\|eot_id\|>|<\|eom_id\|>|<\|im_end\|>")
+_OBJECT_LINE = re.compile(r"\n(?=\{\s*\"name\")")
 _COMMA = re.compile(r"\s*,\s*")
 _NEXT_ITEM = re.compile(r"\{\s*\"(?:name|tool_name|tool_call_id)\"")
 _COMMAND_KEYS: Final = {"tool_name": "name"}
@@ -209,13 +239,27 @@ _INVOKE_TAGS = _Tags(
     '<parameter name="{}">',
     "</parameter>",
 )
+_DSML_INVOKE = re.compile(
+    '<\uff5cDSML\uff5cinvoke name="(?P<name>[^"]*)">(?P<body>.*?)'
+    "</\uff5cDSML\uff5cinvoke>(?=\\s*(?:<\uff5cDSML\uff5cinvoke|\\Z))",
+    re.DOTALL,
+)
+_DSML_PARAMETER = re.compile(
+    '<\uff5cDSML\uff5cparameter name="(?P<key>[^"]+)" string="(?P<string>true|false)">(?P<value>.*?)'
+    "</\uff5cDSML\uff5cparameter>(?=\\s*(?:<\uff5cDSML\uff5cparameter|\\Z))",
+    re.DOTALL,
+)
 _FUNCTION = re.compile(r"<function=(?P<name>[^>\n]*)>(?P<body>.*?)(?:</function>(?=\s*(?:<function=|$))|$)", re.DOTALL)
-_XML_TAGS = _Tags(
+_INLINE_TAGS = _Tags(
     re.compile(
-        r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|$))", re.DOTALL
+        r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>(?=\s*(?:<parameter=|</function>|$))", re.DOTALL
     ),
     "<parameter={}>",
     "</parameter>",
+)
+# Qwen3-Coder writes a line break before and after each value.
+_XML_TAGS = _INLINE_TAGS._replace(
+    whole=re.compile(_INLINE_TAGS.whole.pattern.replace("(?P<value>.*?)", r"\n?(?P<value>.*?)\n?"), re.DOTALL)
 )
 _GLM_TAGS = _Tags(
     re.compile(
@@ -238,7 +282,9 @@ _ATEM_TAGS = _Tags(
 )
 
 
-_read_xml: Final = partial(_all_tagged, _FUNCTION, _XML_TAGS, "<function=name><parameter=key>…</parameter></function>")
+_XML_SHAPE = "<function=name><parameter=key>…</parameter></function>"
+read_xml: Final = partial(_all_tagged, _FUNCTION, _XML_TAGS, _XML_SHAPE)
+read_inline: Final = partial(_all_tagged, _FUNCTION, _INLINE_TAGS, _XML_SHAPE)
 
 
 def _marked(opens: str, closes: str, read: Read, **more: Any) -> MarkedForm:
@@ -248,15 +294,18 @@ def _marked(opens: str, closes: str, read: Read, **more: Any) -> MarkedForm:
 HERMES: Final = json_form("<tool_call>", "</tool_call>")
 FORMS: Final[Mapping[str, Form]] = {
     "hermes": HERMES,
-    "xml": _marked("<tool_call>", "</tool_call>", _read_xml),
-    "glm": _marked("<tool_call>", "</tool_call>", _glm_calls),
+    "xml": _marked("<tool_call>", "</tool_call>", read_xml, ends=re.compile(r"(?<=</function>)\s*</tool_call>")),
+    "xml, inline": _marked(
+        "<tool_call>", "</tool_call>", read_inline, ends=re.compile(r"(?<=</function>)\s*</tool_call>")
+    ),
+    "glm": _marked("<tool_call>", "</tool_call>", _glm_calls, ends=re.compile(r"(?<=</arg_value>)\s*</tool_call>")),
     "lfm": _python_form("<|tool_call_start|>", "<|tool_call_end|>", bare_string),
     "lfm, escaped": _python_form("<|tool_call_start|>", "<|tool_call_end|>", escaped_string),
     "gemma": _marked(
         r"<\|tool_call>",
         r"<tool_call\|>",
         _gemma_calls,
-        thinks=("<|channel>thought\n", "<channel|>"),
+        thinks=ThoughtMarkers("<|channel>thought\n", "<channel|>"),
         wraps=re.compile(r"<\|tool_response>|<turn\|>"),
     ),
     "gpt-oss": ChannelForm(read=lambda name, body, _schemas: [tool_call(name, whole_json(body))]),
@@ -271,7 +320,7 @@ FORMS: Final[Mapping[str, Form]] = {
         _mistral_calls,
         is_json=True,
         ends_with_turn=True,
-        thinks=("[THINK]", "[/THINK]"),
+        thinks=ThoughtMarkers("[THINK]", "[/THINK]"),
     ),
     "deepseek": _marked(
         "<\uff5ctool\u2581call\u2581begin\uff5c>",
@@ -290,11 +339,28 @@ FORMS: Final[Mapping[str, Form]] = {
         r"<\|END_ACTION\|>",
         _command_calls,
         is_json=True,
-        thinks=("<|START_THINKING|>", "<|END_THINKING|>"),
+        thinks=ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
         wraps=re.compile(r"<\|(?:START|END)_RESPONSE\|>"),
     ),
-    "minimax": _marked("<minimax:tool_call>", "</minimax:tool_call>", _minimax_calls),
-    "seed": _marked("<seed:tool_call>", "</seed:tool_call>", _read_xml, thinks=("<seed:think>", "</seed:think>")),
+    "minimax": _marked(
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        _minimax_calls,
+        ends=re.compile(r"(?<=</invoke>)\s*</minimax:tool_call>"),
+    ),
+    "seed": _marked(
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        read_inline,
+        ends=re.compile(r"(?<=</function>)\s*</seed:tool_call>"),
+        thinks=ThoughtMarkers("<seed:think>", "</seed:think>"),
+    ),
+    "dsml": _marked(
+        "<\uff5cDSML\uff5c(?:function|tool)_calls>",
+        "</\uff5cDSML\uff5c(?:function|tool)_calls>",
+        _dsml_calls,
+        ends=re.compile("(?<=</\uff5cDSML\uff5cinvoke>)\\s*</\uff5cDSML\uff5c(?:function|tool)_calls>"),
+    ),
     "python": _python_form("<|python_start|>", "<|python_end|>", bare_string),
     "python, escaped": _python_form("<|python_start|>", "<|python_end|>", escaped_string),
     "llama": _marked(

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from agentsgym.tokens.calls.thoughts import THINK, ThoughtMarkers
 from agentsgym.tokens.calls.values import (
     MAX_CALLS,
     WORDS,
@@ -34,11 +35,13 @@ class Answer:
         content: The text without calls and reasoning, but with malformed calls.
         reasoning: The reasoning, which may be empty; None if there is none.
         calls: The calls in order; malformed ones have an ``error``.
+        is_open: Whether the answer ends in reasoning that is not closed.
     """
 
     content: str
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
+    is_open: bool = False
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class _Parts:
     content: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    is_open: bool = False
 
     def take(self, calls: list[ToolCall], written: str) -> None:
         """Add the calls of one block; a block with a malformed call stays in the content."""
@@ -64,6 +68,7 @@ class _Parts:
             content="".join(self.content),
             reasoning="\n".join(map(str.strip, self.reasoning)).strip() if self.reasoning else None,
             calls=tuple(calls),
+            is_open=self.is_open,
         )
 
 
@@ -85,20 +90,35 @@ class MarkedForm:
     Attributes:
         opens: Opening marker of a block.
         closes: Closing marker of a block.
+        ends: Closing marker of a block after the end of a call, which an argument that contains the marker does not
+            match; None if the first closing marker ends a block.
         read: Parses the calls of a block.
         is_json: Whether a block begins with a JSON value, whose strings may contain the closing marker.
         ends_with_turn: Whether the end of the turn also ends a block.
         thinks: Opening and closing markers of reasoning.
+        thinks_first: Whether reasoning is only at the start of an answer.
         wraps: Markers around blocks, which are removed.
     """
 
     opens: re.Pattern[str]
     closes: re.Pattern[str]
     read: Read
+    ends: re.Pattern[str] | None = None
     is_json: bool = False
     ends_with_turn: bool = False
-    thinks: tuple[str, str] = ("<think>", "</think>")
+    thinks: ThoughtMarkers = THINK
+    thinks_first: bool = False
     wraps: re.Pattern[str] | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The markers that answers with reasoning contain, one at least unless all of it is cut off."""
+        return self.thinks[:2]
+
+    def is_begun_in(self, prompt: str) -> bool:
+        """Whether a generation prompt begins reasoning."""
+        begins, ends, _ = self.thinks
+        return prompt.rfind(begins.strip()) > prompt.rfind(ends)
 
     def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:
         """Parse an answer.
@@ -111,14 +131,18 @@ class MarkedForm:
         """
         parts = _Parts()
         thought_end = self._end_of_begun_thought(text, schemas) if prompt is None else None
-        begins, ends = self.thinks
+        begins, ends, _ = self.thinks
         first, position = self._next(text, 0), 0
         if thought_end is not None:
             position = self._thought(text, 0, parts, thought_end)
-        elif prompt and prompt.rfind(begins) > prompt.rfind(ends):
+        elif prompt and self.is_begun_in(prompt):
             text_begins = re.match(rf"\s*{re.escape(begins)}", text)
             position = self._thought(text, text_begins.end() if text_begins else 0, parts)
-        elif ends in text[: len(text) if first is None else first.start()]:
+        elif (
+            prompt is not None
+            and ends in text[: len(text) if first is None else first.start()]
+            and not text.lstrip().startswith(_DATA)
+        ):
             position = self._thought(text, 0, parts)  # it began in the prompt of another template
         while len(parts.calls) <= MAX_CALLS and (begin := self._next(text, position)) is not None:
             parts.content.append(text[position : begin.start()])
@@ -130,13 +154,15 @@ class MarkedForm:
         answer = parts.answer()
         if self.wraps is None:
             return answer
-        return Answer(content=self.wraps.sub("", answer.content), reasoning=answer.reasoning, calls=answer.calls)
+        return replace(answer, content=self.wraps.sub("", answer.content))
 
     def _end_of_begun_thought(self, text: str, schemas: ArgumentSchemas) -> int | None:
         """Find the end of reasoning that begins before the answer; None if there is none.
 
-        A marker inside a well-formed call is part of one of its strings.
+        A marker inside a well-formed call is part of one of its strings, as in an answer that is JSON or code.
         """
+        if text.lstrip().startswith(_DATA):
+            return None
         position, end = 0, text.find(self.thinks[1])
         for _ in range(MAX_CALLS):
             begin = self._next(text, position) if end >= 0 else None
@@ -154,12 +180,16 @@ class MarkedForm:
 
     def _thought(self, text: str, start: int, parts: _Parts, end: int | None = None) -> int:
         end = text.find(self.thinks[1], start) if end is None else end
+        parts.is_open = end < 0
         parts.reasoning.append(text[start : len(text) if end < 0 else end])
         return len(text) if end < 0 else end + len(self.thinks[1])
 
     def _next(self, text: str, position: int) -> re.Match[str] | None:
         """Find the next reasoning or block."""
-        found = (self.opens.search(text, position), re.compile(re.escape(self.thinks[0])).search(text, position))
+        thought = re.compile(re.escape(self.thinks[0])).search(text, position)
+        if thought and self.thinks_first and text[: thought.start()].strip():
+            thought = None
+        found = (self.opens.search(text, position), thought)
         return min((match for match in found if match), key=lambda match: match.start(), default=None)
 
     def _block(self, text: str, begin: re.Match[str], parts: _Parts, schemas: ArgumentSchemas) -> int:
@@ -174,6 +204,9 @@ class MarkedForm:
             body_end, end = after, after if close is None else close.end()
         else:
             close, other = self.closes.search(text, after or start), self.opens.search(text, (after or start) + 1)
+            end_of_call = self.ends.search(text, start) if self.ends else None
+            if end_of_call and (other is None or end_of_call.start() < other.start()):
+                close = end_of_call
             if close is None or (other is not None and other.start() < close.start()):
                 body_end = end = len(text) if other is None else other.start()
                 is_closed = self.ends_with_turn
@@ -192,10 +225,12 @@ class ChannelForm:
     """Answers of several messages, each with a header that names its channel or recipient (gpt-oss, Muse).
 
     Attributes:
-        read: Parses the calls of a message, given the name of its recipient.
+        read: Parses the calls of a message, given the name of its recipient; None if calls stay in the text.
+        marks: What every answer with headers contains.
     """
 
-    read: Callable[[str, str, ArgumentSchemas], list[ToolCall]]
+    read: Callable[[str, str, ArgumentSchemas], list[ToolCall]] | None
+    marks: tuple[str, ...] = ("<|message|>",)
 
     def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:  # as every form
         """Parse an answer; the arguments are those of :meth:`MarkedForm.answer`."""
@@ -210,9 +245,11 @@ class ChannelForm:
                 parts.reasoning.append(message["body"])
             elif name == "user":
                 parts.content.append(message["body"])
+            elif (read := self.read) is None:
+                parts.content.append(message[0])
             else:
                 name, body = name.removeprefix("functions."), message["body"]
-                calls = read_or_failed(lambda name=name, body=body: self.read(name, body, schemas), name)
+                calls = read_or_failed(lambda read=read, name=name, body=body: read(name, body, schemas), name)
                 parts.take(calls, message[0])
         parts.content.append(text[position:])
         return parts.answer()
@@ -225,6 +262,7 @@ _MESSAGE = re.compile(
     r"(?P<body>.*?)(?:<\|(?:end|call|return|eom|eot)\|>|(?=<\|start\|>)|$)",
     re.DOTALL,
 )
+_DATA: Final = ("{", "```")  # begins an answer whose strings may quote a marker
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
@@ -329,10 +367,11 @@ def _value(text: str, start: int, read_string: ReadString) -> tuple[Any, int]:
         try:
             return read_json(text, start)
         except MalformedCallError as error:
-            for end in _CLOSERS.finditer(text, start):  # it may be a Python literal
-                written = text[start : end.end()]
-                if written.count(first) == written.count("]" if first == "[" else "}"):
-                    return literal(written, error), end.end()
+            bare, depth = _ESCAPED_STRING.sub(lambda one: " " * len(one[0]), text[start:]), 0
+            for bracket in _BRACKET.finditer(bare):  # it may be a Python literal
+                depth += 1 if bracket[0] in "[{" else -1
+                if depth == 0:
+                    return literal(text[start : start + bracket.end()], error), start + bracket.end()
             raise
     word = _WORD.match(text, start)
     written = word[0].strip() if word else ""
@@ -350,4 +389,4 @@ _ESCAPE = re.compile(r"\\(?:(?P<code>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})|(?P<letter
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "\n": ""}
 _HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 _WORD = re.compile(r"[^,)]*")
-_CLOSERS = re.compile(r"[\]}]")
+_BRACKET = re.compile(r"[\[\]{}]")

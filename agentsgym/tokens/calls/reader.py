@@ -6,16 +6,19 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from functools import cached_property, partial
+from typing import Any, Final, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.calls.families import FORMS, HERMES, json_form
-from agentsgym.tokens.calls.forms import Answer, ChannelForm, Form, read_or_failed
+from agentsgym.tokens.calls.forms import Answer, ChannelForm, Form, MarkedForm, read_or_failed
+from agentsgym.tokens.calls.repairs import with_repairs
+from agentsgym.tokens.calls.thoughts import THINK, ThoughtMarkers, thought_markers
 from agentsgym.tokens.calls.values import (
     ArgumentSchemas,
     MalformedCallError,
@@ -24,16 +27,13 @@ from agentsgym.tokens.calls.values import (
     read_json,
     tool_call,
 )
-from agentsgym.types import Action, ToolCall
-
-if TYPE_CHECKING:
-    from agentsgym.tokens.chat_format import ChatFormat
-
+from agentsgym.tokens.tool_messages import native_form
+from agentsgym.types import Action, Message, ToolCall
 
 _NAME: Final = "look_up"
 _NAMED_ID: Final = f"functions.{_NAME}:0"  # some templates render the name of a call only as part of its id
 _ARGUMENTS: Final[dict[str, Any]] = {"city": "Paris", "days": 3}
-_HARD_ARGUMENTS: Final[dict[str, Any]] = {"city": "it's\n\\fine", "days": 3}  # some templates escape these characters
+_HARD_ARGUMENTS: Final[dict[str, Any]] = {"city": "\nit's\n\\fine\n", "days": 3}  # characters that templates escape
 _TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
@@ -50,6 +50,21 @@ _TOOL: Final[dict[str, Any]] = {
     },
 }
 _QUESTION: Final = {"role": "user", "content": "question"}
+_NEVER = re.compile(r"(?!)")
+_MARK_LETTERS: Final = frozenset("<[\u25c1\uff5c")
+SPELLED: Final = "\ufdd0"
+"""A character that no text contains, inside markers that an answer spells with other tokens."""
+
+
+class Format(Protocol):
+    """What reading needs of a :class:`~agentsgym.tokens.chat_format.ChatFormat`, which itself needs a reader."""
+
+    tokenizer: Any
+    stop_token_ids: frozenset[int]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids without control tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +78,7 @@ class TemplateForm:
 
     tokenizer: Any
     opens: re.Pattern[str] | None
+    marks: tuple[str, ...] = THINK
 
     def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:
         """Read an answer; arguments as in :meth:`agentsgym.tokens.calls.forms.MarkedForm.answer`."""
@@ -108,23 +124,66 @@ class TemplateForm:
         return Answer(content=content, reasoning=reasoning, calls=tuple(calls))
 
 
-class CallReader:
+class AnswerReader:
     """Parses answers for one tokenizer, chat template and set of template options.
 
     Attributes:
-        form: The template's format of calls; None if it renders none that can be parsed.
+        is_begun: Whether the generation prompt begins reasoning.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
         self._tokenizer, self._options = tokenizer, options
-        self._prompt = ""
-        self.form: Form | TemplateForm | None = None
-        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        special |= {*tokenizer.all_special_tokens}
-        self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
-        if tokenizer.chat_template:
+        added: dict[int, Any] = tokenizer.added_tokens_decoder if tokenizer is not None else {}
+        special = {token.content for token in added.values() if token.special}
+        self._special = _any_of(special | {*getattr(tokenizer, "all_special_tokens", ())})
+        ids = {token.content: key for key, token in added.items() if not _MARK_LETTERS.isdisjoint(token.content)}
+        self._added, self._added_ids = _any_of(ids), frozenset(ids.values())
+        self._native = None if tokenizer is None else native_form(tokenizer)
+        self._prompt, template = "", str((tokenizer is not None and tokenizer.chat_template) or "")
+        self._markers: ThoughtMarkers | None = None
+        if template:
             self._prompt = _generation_prompt(tokenizer, options)
-            self.form = _form_of(tokenizer, options)
+            self._markers = thought_markers(template, partial(_rendered, tokenizer, options, add_prompt=False))
+        self._own: dict[str, Any] = {"thinks_first": True} if self._markers is None else {"thinks": self._markers}
+        self._thoughts: Form | TemplateForm = MarkedForm(opens=_NEVER, closes=_NEVER, read=_no_calls, **self._own)
+        if "<|message|>" in template:
+            self._thoughts = ChannelForm(read=None)
+        elif self._markers is None and (described := _described_form(tokenizer)):
+            self._thoughts = described
+        self._marks = tuple(map(str.strip, self._thoughts.marks))
+        self._mark_ids = {token_id for text, token_id in ids.items() if text in "".join(self._thoughts.marks)}
+        self.is_begun = isinstance(self._thoughts, MarkedForm) and self._thoughts.is_begun_in(self._prompt)
+
+    @property
+    def prints_thoughts(self) -> bool:
+        """Whether the template prints the reasoning of a last answer."""
+        return not isinstance(self._thoughts, MarkedForm) or bool(self._thoughts.thinks.after)
+
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether the template prints or marks reasoning."""
+        return self._markers is not None or not isinstance(self._thoughts, MarkedForm)
+
+    @cached_property
+    def form(self) -> Form | TemplateForm | None:
+        """The template's format of calls; None if it renders none that can be parsed."""
+        if self._tokenizer is None or not self._tokenizer.chat_template:
+            return None
+        form = _form_of(self._tokenizer, self._options)
+        if not isinstance(form, MarkedForm):
+            return form
+        is_thought = self._markers is not None and form.opens.match(self._markers.opens)
+        return None if is_thought else dataclasses.replace(form, **self._own)
+
+    @cached_property
+    def calls(self) -> Form | TemplateForm:
+        """The format in which calls are parsed: that of the template, the model's own, or JSON between tags."""
+        form = self.form
+        if form is None and self._native is not None:
+            opens, closes, is_python = self._native
+            form = FORMS["lfm, escaped"] if is_python else json_form(opens, closes, ends_with_turn=not closes)
+            form = dataclasses.replace(form, **self._own) if isinstance(form, MarkedForm) else form
+        return form or dataclasses.replace(HERMES, **self._own)
 
     def check_reads_calls(self) -> None:
         """Check that calls can be parsed in the format of the template."""
@@ -138,41 +197,101 @@ class CallReader:
             "a supported format"
         )
 
-    def read(
-        self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stopped_by: str | None = None
-    ) -> Answer | None:
-        """Parse sampled ids; None if they contain no calls, reasoning or other parts.
-
-        Args:
-            token_ids: The answer, (T,).
-            tools: The JSON schemas of the tools, which define the types of arguments.
-            stopped_by: The text that ended the answer, and is left out; None if no text did.
-        """
-        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if stopped_by is not None and stopped_by in text:
-            text = text[: text.rindex(stopped_by)]
-        return self.read_text(text, tools, prompt=self._prompt)
-
-    def read_text(self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt: str | None = None) -> Answer | None:
-        """Parse an answer given as text, with its control tokens if it was sampled.
-
-        Args:
-            text: The answer.
-            tools: The JSON schemas of the tools.
-            prompt: The generation prompt; None if it is unknown, so that reasoning may have begun in it.
-        """
+    @cached_property
+    def example(self) -> str:
+        """A call as the template renders it, or in the model's own form."""
+        if self.form is None and self._native is not None:
+            return self._native.write([{"function": {"name": _NAME, "arguments": _ARGUMENTS}}])
         if self.form is None:
-            return None
-        answer = self.form.answer(prompt, text, argument_schemas(tools))
-        has_parts = isinstance(self.form, ChannelForm) and "<|message|>" in text
+            return f'<tool_call>{{"name": "{_NAME}", "arguments": {json.dumps(_ARGUMENTS)}}}</tool_call>'
+        written = next(_written_calls(self._tokenizer, self._options), ("", ""))[1]
+        begin = self.form.opens.search(written) if isinstance(self.form, MarkedForm) else None
+        written = written if begin is None else written[begin.start() :]
+        return written.strip().removesuffix(_end_of_turn(self._tokenizer, self._options)).strip()
+
+    def with_example(self, call: ToolCall) -> ToolCall:
+        """Show the expected form in the error of a malformed call."""
+        if call.error is None:
+            return call
+        return dataclasses.replace(call, error=f"{call.error}; a call looks like this: {self.example}")
+
+    @cached_property
+    def prints_thoughts_beside_calls(self) -> bool:
+        """Whether the template prints the reasoning of an answer with calls, as some do only there."""
+        turns = _written_calls(self._tokenizer, self._options, reasoning_content="thinkable", thinking="thinkable")
+        return any("thinkable" in turn for _, turn in turns)
+
+    @property
+    def around_thought(self) -> tuple[str, str]:
+        """What stands around reasoning, after the generation prompt, where the template does not print it."""
+        begins, ends = self._markers[:2] if self._markers else THINK[:2]
+        return "" if self.is_begun else f"{begins}\n", f"\n{ends}\n\n"
+
+    def with_thought(self, message: Message) -> Message:
+        """Move reasoning into the text of an answer, for a template that omits it."""
+        before, after = self.around_thought
+        rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+        text = f"{before}{message.get('reasoning_content')}{after}{message['content']}"
+        return cast("Message", {**rest, "content": text})
+
+    def may_think(self, action: Action) -> bool:
+        """Whether an answer may hold reasoning, by its ids and its text, without decoding it."""
+        ids = action.token_ids
+        if ids is not None and (self.is_begun or not self._mark_ids.isdisjoint(ids)):
+            return True
+        return any(mark in action.text for mark in self._marks)
+
+    def end_of_thought(self, token_ids: Sequence[int]) -> str:
+        """What the template prints between reasoning and text, for an answer that ends inside reasoning; else empty."""
+        form = self._thoughts
+        if not isinstance(form, MarkedForm) or not form.answer(self._prompt, self.decode(token_ids), {}).is_open:
+            return ""
+        return form.thinks.after or form.thinks.closes
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Decode an answer with its markers; in those that other tokens spell, ``SPELLED`` follows the first letter."""
+        text = self._decoded(token_ids)
+        if len(self._added.findall(text)) == sum(token_id in self._added_ids for token_id in token_ids):
+            return text
+        parts = itertools.groupby(token_ids, key=self._added_ids.__contains__)
+        pieces = [(is_added, self._decoded([*ids])) for is_added, ids in parts]
+        return "".join(piece if is_added else self._added.sub(_spelled, piece) for is_added, piece in pieces)
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode([*token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def read(self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, is_sampled: bool = False) -> Answer | None:
+        """Parse an answer; None if it contains no calls, reasoning or other parts.
+
+        Args:
+            text: The answer, with its control tokens if it was sampled.
+            tools: The JSON schemas of the tools, which define the types of arguments; None to parse no calls.
+            is_sampled: Whether the answer continues the generation prompt; otherwise reasoning may have begun before.
+        """
+        form = self._thoughts if tools is None else self.calls
+        answer = form.answer(self._prompt if is_sampled else None, text, argument_schemas(tools or ()))
+        if tools is None and answer.calls:
+            return None  # of a tokenizer's own format, which parses calls in any case
+        has_parts = isinstance(form, ChannelForm) and "<|message|>" in text
         if not answer.calls and answer.reasoning is None and not has_parts:
             return None
         content = self._special.sub("", answer.content).strip()
         reasoning = answer.reasoning and self._special.sub("", answer.reasoning).strip()
-        return Answer(content=content, reasoning=reasoning, calls=answer.calls)
+        answer = dataclasses.replace(answer, content=content, reasoning=reasoning)
+        return _unspelled(answer) if SPELLED in text else answer
+
+    def better(self, answer: Answer | None, text: str) -> Answer | None:
+        """Return an answer in text, or how it reads with calls as JSON if that has more well-formed ones."""
+        num_good = 0 if answer is None else _num_good(answer)
+        # Exclude the template's reasoning, unless calls were found in the template's format.
+        other = HERMES.answer(None, text if answer is None or num_good else answer.content, {})
+        if not other.calls or (answer is not None and _num_good(other) <= num_good):
+            return answer
+        reasoning = other.reasoning or (None if answer is None else answer.reasoning)
+        return Answer(content=other.content, reasoning=reasoning, calls=other.calls)
 
 
-def reader_of(chat_format: ChatFormat) -> CallReader:
+def reader_of(chat_format: Format) -> AnswerReader:
     """Get the reader of a format, created on the first call and again whenever the template changes."""
     tokenizer: Any = chat_format.tokenizer
     options: Mapping[str, Any] = getattr(chat_format, "template_options", None) or {}
@@ -180,25 +299,19 @@ def reader_of(chat_format: ChatFormat) -> CallReader:
     key = str(tokenizer.chat_template), repr(sorted(options.items()))
     reader = readers.get(key)
     if reader is None:
-        reader = readers[key] = CallReader(tokenizer, options)
+        reader = readers[key] = AnswerReader(tokenizer, options)
     return reader
 
 
-_READERS: WeakKeyDictionary[Any, dict[tuple[str, str], CallReader]] = WeakKeyDictionary()
+_READERS: WeakKeyDictionary[Any, dict[tuple[str, str], AnswerReader]] = WeakKeyDictionary()
 
 
 def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm | None:
     """Find the form that parses a call as it was rendered, and leaves the least other text."""
-    reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], add_prompt=False)
-    end = reply.rpartition("reply")[2].strip()
-    described: list[TemplateForm] = []
-    given: Any = getattr(tokenizer, "response_template", None)
-    if isinstance(given, dict):
-        field: Any = cast("Any", given).get("fields", {}).get("tool_calls", {})
-        opens = field.get("open_pattern") or (re.escape(field["open"]) if isinstance(field.get("open"), str) else None)
-        described.append(TemplateForm(tokenizer=tokenizer, opens=re.compile(opens) if opens else None))
+    end = _end_of_turn(tokenizer, options)
+    described = _described_form(tokenizer)
     for prompt, turn in _written_calls(tokenizer, options):
-        forms = (*FORMS.values(), *described, *_learned_form(turn, end))
+        forms = (*FORMS.values(), *filter(None, [described]), *_learned_form(turn, end))
         read = [(_rest_of(form, prompt, turn, _ARGUMENTS), form) for form in forms]
         rests = [rest for rest, _ in read if rest is not None]
         if not rests:
@@ -211,6 +324,21 @@ def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm 
                     return form
         return best[0]
     return None
+
+
+def _described_form(tokenizer: Any) -> TemplateForm | None:
+    """The form of a tokenizer's own ``response_template``; None if it has none."""
+    given: Any = getattr(tokenizer, "response_template", None)
+    if not isinstance(given, dict):
+        return None
+    field: Any = cast("Any", given).get("fields", {}).get("tool_calls", {})
+    opens = field.get("open_pattern") or (re.escape(field["open"]) if isinstance(field.get("open"), str) else None)
+    try:
+        return TemplateForm(tokenizer=tokenizer, opens=re.compile(opens) if opens else None)
+    except re.error as error:
+        raise ConfigError(
+            f"open_pattern of tool_calls in tokenizer.response_template must be a regular expression: {error}"
+        ) from error
 
 
 def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mapping[str, Any]) -> int | None:
@@ -237,18 +365,25 @@ def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
 
 
 def _written_calls(
-    tokenizer: Any, options: Mapping[str, Any], arguments: Mapping[str, Any] = _ARGUMENTS
+    tokenizer: Any, options: Mapping[str, Any], arguments: Mapping[str, Any] = _ARGUMENTS, **thought: str
 ) -> Iterator[tuple[str, str]]:
     """Write a turn that calls a tool in each way that templates accept; yields what precedes it and the turn."""
     ways = itertools.product(("", "Let me see."), (arguments, json.dumps(arguments)), ("abcdefghi", _NAMED_ID))
     for content, given, call_id in ways:
         call = {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": given}}
-        answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+        answer = {"role": "assistant", "content": content, "tool_calls": [call], **thought}
         whole = _rendered(tokenizer, options, [_QUESTION, answer], add_prompt=False)
-        for add_prompt in (True, False):
-            before = _rendered(tokenizer, options, [_QUESTION], add_prompt=add_prompt)
+        befores = [_rendered(tokenizer, options, [_QUESTION], add_prompt=add_prompt) for add_prompt in (True, False)]
+        for before, prompt in zip(befores, (_generation_prompt(tokenizer, options), ""), strict=True):
             if before and whole.startswith(before):
-                yield (_generation_prompt(tokenizer, options) if add_prompt else ""), whole[len(before) :]
+                yield prompt, whole[len(before) :]
+        if whole and not any(map(whole.startswith, befores)):  # the prompt is not part of a history
+            yield "", whole.rpartition(_QUESTION["content"])[2]
+
+
+def _end_of_turn(tokenizer: Any, options: Mapping[str, Any]) -> str:
+    reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], add_prompt=False)
+    return reply.rpartition("reply")[2].strip()
 
 
 def _generation_prompt(tokenizer: Any, options: Mapping[str, Any]) -> str:
@@ -256,7 +391,7 @@ def _generation_prompt(tokenizer: Any, options: Mapping[str, Any]) -> str:
     return prompted.removeprefix(bare)
 
 
-def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *, add_prompt: bool) -> str:
+def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: Sequence[Any], *, add_prompt: bool) -> str:
     """Render with a tool; empty if the template raises."""
     try:
         return tokenizer.apply_chat_template(
@@ -268,55 +403,112 @@ def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *
         return ""
 
 
-def with_calls(
-    action: Action, chat_format: ChatFormat | None, tools: Sequence[Mapping[str, Any]], stopped_by: str | None = None
+def read_answer(
+    action: Action,
+    chat_format: Format | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    stopped_by: str | None = None,
+    *,
+    is_strict: bool = False,
 ) -> Action:
-    """Parse the calls, reasoning and text of an action without parsed calls; never raises.
+    """Split an answer into reasoning, text and calls; never raises.
 
-    Sampled ids are parsed in the format of the chat template, which is determined once by rendering a call and parsing
-    it. A text answer may also use ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, the only format if there is
-    no template or it does not render calls. Calls inside reasoning are ignored; in text, everything before a first
-    ``</think>`` without a ``<think>`` is reasoning that began in the prompt. An answer that was truncated at the token
-    budget is not parsed, since a truncated call may look complete.
+    Reasoning ends at its first closing marker, and reasoning that is not closed is the whole answer. Sampled ids are
+    parsed in the format of the chat template, which is determined once by rendering reasoning and a call and parsing
+    them; where a marker is one token of the vocabulary, only that token is the marker. Under a template without
+    reasoning, ``<think>…</think>`` at the start of an answer is reasoning. In text, everything before a first
+    ``</think>`` without a ``<think>`` is reasoning that began in the prompt, and a call may also be written as
+    ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, the only format without a template, or with one that
+    renders no calls. Calls inside reasoning are ignored, and so are those of an answer that was truncated at the token
+    budget, since a truncated call may look complete.
 
     A malformed call becomes a :class:`~agentsgym.types.ToolCall` with an ``error`` and stays in the text; the other
     calls are parsed. Arguments that a format writes as bare text get the types of the tool's schema; they are not
-    validated here.
+    validated here. Reasoning that the agent gave separately comes before reasoning in its text.
 
     Args:
-        action: The agent's action.
+        action: The agent's action; calls that it brings are kept.
         chat_format: The chat format of the tokenizer; None if there is only text.
-        tools: The JSON schemas of the tools.
+        tools: The JSON schemas of the tools; None to parse no calls.
         stopped_by: The text that ended the answer and is only in its ids; None if no text did.
+        is_strict: Whether a call that is not in the format of the template is malformed, rather than repaired: see
+            :mod:`agentsgym.tokens.calls.repairs`.
     """
     if action.tool_calls or action.finish_reason == "length":
+        tools = None
+    reader = _OF_TEXT if chat_format is None else reader_of(chat_format)
+    if tools is None and not reader.may_think(action):
         return action
-    reader = None if chat_format is None else reader_of(chat_format)
-    if reader is None or reader.form is None:
-        answer = _of_text(action.text)
-    elif action.token_ids is not None:
-        answer = reader.read(action.token_ids, tools, stopped_by)
+    if chat_format is None or action.token_ids is None:
+        written = action.text
+        answer = reader.read(written, tools)
+        if tools is not None:
+            answer = reader.better(answer, written)
     else:
-        # Choose the format with more well-formed calls, that of the template if they are equal.
-        answer = reader.read_text(action.text, tools)
-        num_good = 0 if answer is None else _num_good(answer)
-        # Exclude the template's reasoning, unless calls were found in the template's format.
-        other = _of_text(action.text if answer is None or num_good else answer.content)
-        if answer is None:
-            answer = other
-        elif other is not None and _num_good(other) > num_good:
-            answer = dataclasses.replace(other, reasoning=other.reasoning or answer.reasoning)
+        written = _written(action, reader, chat_format, stopped_by)
+        answer = reader.read(written, tools, is_sampled=True)
+    if tools is not None and (answer is None or not _num_good(answer)):
+        read = answer or Answer(content=action.text)
+        found = with_repairs(read, reader.calls, tools, is_strict=is_strict)
+        answer = answer if found is read else found
     if answer is None:
         return action
+    calls = [reader.with_example(call) for call in answer.calls]
+    thoughts = [thought for thought in (action.reasoning, answer.reasoning) if thought is not None]
     return dataclasses.replace(
-        action, text=answer.content.strip(), reasoning=answer.reasoning or action.reasoning, tool_calls=answer.calls
+        action,
+        text=answer.content.strip(),
+        reasoning="\n".join(filter(None, thoughts)) if thoughts else None,
+        tool_calls=action.tool_calls or tuple(calls),
+        written=written.replace(SPELLED, ""),
     )
 
 
-def _of_text(text: str) -> Answer | None:
-    answer = HERMES.answer(None, text, {})
-    return answer if answer.calls else None
+def _written(action: Action, reader: AnswerReader, chat_format: Format, stopped_by: str | None) -> str:
+    """Decode the ids of an answer with its markers, without its end."""
+    ids = action.token_ids or ()
+    if ids and ids[-1] in chat_format.stop_token_ids:
+        return reader.decode(ids[:-1])
+    written = reader.decode(ids)
+    if stopped_by is not None and stopped_by in written:
+        return written[: written.rindex(stopped_by)]
+    # A text that ended the answer is only in its ids, and the agent's text ends before it.
+    kept = chat_format.decode(ids)
+    if action.finish_reason == "stop" and kept != action.text and kept.startswith(action.text):
+        return written.removesuffix(kept[len(action.text) :])
+    return written
 
 
 def _num_good(answer: Answer) -> int:
     return sum(call.error is None for call in answer.calls)
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or _NEVER.pattern)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    return f"{found[0][0]}{SPELLED}{found[0][1:]}"
+
+
+def _unspelled(value: Any) -> Any:
+    """Take :data:`SPELLED` out of every string of an answer."""
+    if isinstance(value, str):
+        return value.replace(SPELLED, "")
+    if isinstance(value, dict):
+        return {_unspelled(key): _unspelled(one) for key, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [*map(_unspelled, cast("list[Any]", value))]
+    if isinstance(value, tuple):
+        return (*map(_unspelled, cast("tuple[Any, ...]", value)),)
+    if isinstance(value, Answer | ToolCall):
+        fields = {one.name: _unspelled(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    return value
+
+
+def _no_calls(_text: str, _schemas: ArgumentSchemas) -> list[ToolCall]:
+    return []
+
+
+_OF_TEXT = AnswerReader(None, {})

@@ -97,7 +97,7 @@ def tool_call_from_object(value: Any) -> ToolCall:
     """Build a call from a JSON object with a name and arguments.
 
     >>> tool_call_from_object({"name": "look", "arguments": {"at": "door"}})
-    ToolCall(name='look', arguments={'at': 'door'}, id=None, error=None)
+    ToolCall(name='look', arguments={'at': 'door'}, id=None, error=None, repair=None)
     """
     if not isinstance(value, dict):
         raise MalformedCallError('must be a JSON object with "name" and "arguments"')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import stdev
@@ -42,6 +42,7 @@ class RolloutSummary:
         environment: The environment's name in metrics: the row's ``environment`` column, set by ``mix``, or else the
             class name.
         metrics: The numbers in the environment's ``info``.
+        num_calls: Number of tool calls: ``"parsed"``, ``"unreadable"``, and by kind of repair.
     """
 
     scored: ScoredRollout
@@ -62,6 +63,7 @@ class RolloutSummary:
     num_retries: int | None = None
     environment: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    num_calls: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
     def of(cls, trajectory: Trajectory, rows: Sequence[TrainingRow], scored: ScoredRollout) -> Self:
@@ -98,6 +100,7 @@ class RolloutSummary:
             ),
             error=trajectory.error,
             metrics=trajectory.metrics,
+            num_calls=trajectory.info.get("tool_calls") or {},
         )
 
     @property
@@ -193,6 +196,8 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         turn k) and ``active_fraction/turn_{k:02d}`` (their fraction), ``stop/{reason}`` (fractions), ``invalid_turns``
         and ``unplaced_rewards`` (fractions), ``tokens/agent_per_turn``, ``tokens/environment_per_turn``, ``failed`` and
         ``exact`` (fractions), ``info/{key}`` (each number of ``info``, mean over the rollouts that have it),
+        ``tools/call_frequency`` (mean number of tool calls that could be parsed, with TRL's name) and
+        ``tools/{unreadable,repaired}`` and ``tools/repaired/{kind}`` (fractions of all calls) if there are any,
         ``rollouts/retried`` (if failed rollouts are retried: the mean number of retries per rollout);
         ``rewards/{name}/{mean,std}`` of each named reward, with TRL's names (0 in a rollout that lacks it);
         ``reward/by_role/{role}`` and ``win_rate/by_role/{role}`` if turns have named roles; and, in a batch of several
@@ -219,7 +224,7 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
             numbers |= _outcome_metrics(played) | _component_means(played)
         metrics |= {f"{key}/by_environment/{name}": number for key, number in numbers.items()}
     played = [rollout for rollout in rollouts if not rollout.failed]
-    return metrics | _reward_metrics(played) | _turn_metrics(played) if played else metrics
+    return metrics | _reward_metrics(played) | _turn_metrics(played) | _call_metrics(played) if played else metrics
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -298,6 +303,15 @@ def _turn_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
         "completions/max_length": float(max(lengths)),
         "completions/clipped_ratio": _mean([rollout.stop_reason.truncated for rollout in played]),
     }
+
+
+def _call_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    counts = sum((Counter(one.num_calls) for one in played), Counter[str]())
+    total, num_parsed, num_unreadable = counts.total(), counts.pop("parsed", 0), counts.pop("unreadable", 0)
+    shares = {"unreadable": num_unreadable, "repaired": counts.total()}
+    shares |= {f"repaired/{kind}": number for kind, number in counts.items()}
+    frequency = {"tools/call_frequency": (num_parsed + counts.total()) / len(played)}
+    return frequency | {f"tools/{name}": number / total for name, number in shares.items()} if total else {}
 
 
 def _mean(values: Sequence[float]) -> float:

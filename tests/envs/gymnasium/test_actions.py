@@ -20,7 +20,6 @@ LAKE = action_table(None, Discrete(4), ("left", "down", "right", "up"))
         (" RIGHT. ", 2),
         ("I go [up].", 3),
         ("Not [up]! Better [down]", 1),
-        ("<think>left, or [right]?</think>down", 1),
         ("[ up ]", 3),
         ("[jump], so left", 0),
         ("up and up", 3),
@@ -30,7 +29,7 @@ def test_an_action_is_read_wherever_it_is_named(text: str, number: int) -> None:
     assert LAKE.parse(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "left or right", "leftover", "2", "[jump]", "<think>left</think>", "<think>left"])
+@pytest.mark.parametrize("text", ["", "left or right", "leftover", "2", "[jump]"])
 def test_what_names_no_action_or_several_is_none(text: str) -> None:
     assert LAKE.parse(text) is None
 

@@ -52,7 +52,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 def test_an_episode_is_one_connection_that_is_closed(stub: Stub) -> None:
     [one] = played(stub, "a", "<think>b?</think> c", config={"success": "reward"})
-    assert [message["content"] for message in one.messages[1::2]] == ["a", "<think>b?</think> c", "<think>b?</think> c"]
+    assert [message["content"] for message in one.messages[1::2]] == ["a", "c", "c"]
     assert [message["content"] for message in one.messages[2::2]] == ["1: a", "2: c"]
     assert one.turn_rewards == [0.25, 0.5, 0.75]
     assert one.final_reward == 1.5

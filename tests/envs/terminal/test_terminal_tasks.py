@@ -162,11 +162,9 @@ def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ls -l\n", "ls -l"),
         ("First:\n```bash\ncd a\nls\n```\nThen more.", "cd a\nls"),
         ("```\nls\n```", "ls"),
-        ("<think>```rm -r .```</think>ls", "ls"),
         ("```\nls\n```\n```\npwd\n```", None),
         ("cat > a <<'END'\nx\nEND", "cat > a <<'END'\nx\nEND"),
         (" \n", ""),
-        ("<think>Hm", ""),
     ],
 )
 def test_the_command_in_an_answer(answer: str, command: str | None) -> None:

@@ -222,14 +222,12 @@ def test_rows_have_the_variations_of_their_split() -> None:
         ("go east", "go east"),
         ("  Take  the\tkey. ", "Take the key"),
         ("I go there.\n\n> go east\n", "go east"),
-        ("<think>Not north.</think>go east", "go east"),
         ("<action>open door</action> or <ACTION>\nlook\n</ACTION> because", "look"),
         ("I open it. <action>open door", "open door"),  # cut at a stop string
         ("take \0coin\x07", "take coin"),  # a NUL ends TextWorld's interpreter
         ("[go east]", "go east"),
         ("`go east`", "go east"),
         ('" go east. "', "go east"),
-        ("<think>go east", None),
         ("", None),
         (" \n>. \n", None),
         ("go " * 100, None),

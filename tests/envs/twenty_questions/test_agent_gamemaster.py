@@ -110,7 +110,6 @@ def requested_by(gamemaster: Any, questions: list[str], **options: Any) -> tuple
         ("A: yeah", YES),
         ("\n\n  No\nBecause it is a clock.", NO),
         ("No, it cannot fly. Yes, I am sure.", NO),
-        ("<think>Yes? Yes.</think>\nnope", NO),
         ("Answer:\nNo.", NO),
         ("Sometimes; some are.", SOMETIMES),
         ("It depends on the clock.", SOMETIMES),

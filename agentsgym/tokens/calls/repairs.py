@@ -1,0 +1,175 @@
+"""Parse a call that a model meant but did not write in its format, and recognize one that cannot be parsed.
+
+A repair never executes a quotation: the call begins a line, nothing but white space and closing tags follows it, a code
+fence around it contains nothing else, its tool exists, and its arguments match the tool's schema. Each function takes a
+time that is linear in the length of the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from agentsgym.tokens.calls.families import read_inline, read_xml
+from agentsgym.tokens.calls.forms import Answer, MarkedForm, Read, escaped_string, python_calls
+from agentsgym.tokens.calls.schemas import check_call
+from agentsgym.tokens.calls.values import (
+    ArgumentSchemas,
+    MalformedCallError,
+    argument_schemas,
+    malformed_call,
+    read_json,
+    tool_call_from_object,
+    whole_json,
+)
+from agentsgym.types import ToolCall
+
+OPENING_TAG: Final = "opening_tag"
+BARE: Final = "bare"
+ARGUMENTS_TEXT: Final = "arguments_text"
+TRAILING_COMMA: Final = "trailing_comma"
+OPEN_THOUGHT: Final = "open_thought"
+
+_Tools = Sequence[Mapping[str, Any]]
+_FUNCTION = re.compile(r"^[ \t]*(?=<function=([^>\n]*)>)", re.MULTILINE)
+_FUNCTIONS = re.compile(r"(?:<function=[^>\n]*>(?:(?!</?function\b).)*+</function>\s*)+", re.DOTALL)
+_VALUE = re.compile(
+    r"^[ \t]*(?P<tag><[\w:|]+>\s*)?(?P<fence>```\w*[ \t]*\n\s*)?"
+    r"(?=(?:\[\s*)?\{\s*\"(?:name|type|function)\"|(?P<python>\[[\w./-]+\())",
+    re.MULTILINE,
+)
+_CLOSING_TAGS = re.compile(r"(?:\s|</[\w:]+>)*+")
+_FENCE_END = re.compile(r"\s*```\s*")
+_STRING_OR_COMMA = re.compile(r"(\"(?:[^\"\\]|\\.)*+\")|,(?=\s*[}\]])", re.DOTALL)
+_WITH_ARGUMENTS: Final = ("arguments", "parameters")
+
+
+class _Found(NamedTuple):
+    """A call outside the format of its template.
+
+    Attributes:
+        start: The index at which it begins in the text.
+        calls: The calls, with the kind of their repair.
+    """
+
+    start: int
+    calls: list[ToolCall]
+
+
+def with_repairs(answer: Answer, form: object, tools: _Tools, *, is_strict: bool = False) -> Answer:
+    """Return an answer with the calls for which it needs a repair, or with a malformed call if they cannot be parsed.
+
+    Args:
+        answer: The complete answer, as its form reads it, without well-formed calls.
+        form: The form of its template.
+        tools: The JSON schemas of the tools.
+        is_strict: Whether a repair is an error.
+    """
+    schemas = argument_schemas(tools)
+    if answer.is_open:
+        found = _in_thought(answer.reasoning or "", form, schemas)
+        if found is None or is_strict or not _are_valid(found.calls, tools):
+            return answer
+        return dataclasses.replace(
+            answer, reasoning=(answer.reasoning or "")[: found.start].rstrip(), calls=tuple(found.calls)
+        )
+    text = answer.content
+    read = read_inline if isinstance(form, MarkedForm) and form.read is read_inline else read_xml
+    found = _tagged(text, schemas, read) or _written_plainly(text)
+    if found is not None and not is_strict and _are_valid(found.calls, tools):
+        return dataclasses.replace(answer, content=text[: found.start].rstrip(), calls=tuple(found.calls))
+    if answer.calls or not _is_meant(text, found, schemas):
+        return answer
+    problem = next((error for call in found.calls if (error := check_call(call, tools))), None) if found else None
+    written = f"cannot be read: {problem}" if problem else "is not written in the expected form"
+    return dataclasses.replace(answer, calls=(malformed_call(MalformedCallError(written)),))
+
+
+def _are_valid(calls: Sequence[ToolCall], tools: _Tools) -> bool:
+    return bool(calls) and all(check_call(call, tools) is None for call in calls)
+
+
+def _is_meant(text: str, found: _Found | None, schemas: ArgumentSchemas) -> bool:
+    """Whether an answer is a call of a known tool, or has a line with the beginning of one that is not complete."""
+    if found is not None:
+        return not text[: found.start].strip() and any(call.name in schemas for call in found.calls)
+    begun = (match for match in _FUNCTION.finditer(text) if match[1].strip() in schemas)
+    return any(_FUNCTIONS.match(text, match.end()) is None for match in begun)
+
+
+def _in_thought(text: str, form: object, schemas: ArgumentSchemas) -> _Found | None:
+    """Find a complete call in the template's format at the end of reasoning that was not closed."""
+    if not isinstance(form, MarkedForm):
+        return None
+    for begin in form.opens.finditer(text):
+        if text[: begin.start()].rpartition("\n")[2].strip():
+            continue
+        inner = form.answer("", text[begin.start() :], schemas)
+        if inner.content.strip() or inner.reasoning is not None:
+            return None
+        return _Found(begin.start(), [dataclasses.replace(call, repair=OPEN_THOUGHT) for call in inner.calls])
+    return None
+
+
+def _tagged(text: str, schemas: ArgumentSchemas, read: Read) -> _Found | None:
+    """Find calls whose opening tag is missing before ``<function=name>``."""
+    begin = _FUNCTION.search(text)
+    functions = begin and _FUNCTIONS.match(text, begin.end())
+    if not begin or not functions or not _CLOSING_TAGS.fullmatch(text, functions.end()):
+        return None
+    try:
+        calls = read(functions[0], schemas)
+    except MalformedCallError as error:
+        calls = [malformed_call(error)]
+    return _Found(begin.start(), [dataclasses.replace(call, repair=OPENING_TAG) for call in calls])
+
+
+def _written_plainly(text: str) -> _Found | None:
+    """Find calls as JSON or as a Python list, alone in a code fence or at the end of the text."""
+    begin = _VALUE.search(text)
+    if begin is None:
+        return None
+    ends = _FENCE_END if begin["fence"] else _CLOSING_TAGS
+    if begin["python"] is not None:
+        end = text.rfind("]") + 1
+        calls = python_calls(text[begin.end() : end], escaped_string)
+        return (
+            _Found(begin.start(), [dataclasses.replace(one, repair=BARE) for one in calls])
+            if ends.fullmatch(text, end)
+            else None
+        )
+    kind, rest = BARE, text[begin.end() :]
+    try:
+        value, end = read_json(rest)
+    except MalformedCallError:
+        kind, rest = TRAILING_COMMA, _STRING_OR_COMMA.sub(lambda found: found[1] or "", rest)
+        try:
+            value, end = read_json(rest)
+        except MalformedCallError:
+            return None
+    if not ends.fullmatch(rest, end):
+        return None
+    values = cast("list[Any]", value if isinstance(value, list) else [value])
+    if not values or not all(map(_has_arguments, values)):
+        return None
+    return _Found(begin.start(), [_call_of(one, kind) for one in values])
+
+
+def _has_arguments(value: Any) -> bool:
+    fields = cast("dict[str, Any]", value if isinstance(value, dict) else {})
+    fields = fields["function"] if isinstance(fields.get("function"), dict) else fields
+    return isinstance(fields.get("name"), str) and any(key in fields for key in _WITH_ARGUMENTS)
+
+
+def _call_of(value: dict[str, Any], kind: str) -> ToolCall:
+    fields = value["function"] if isinstance(value.get("function"), dict) else value
+    key = next(key for key in _WITH_ARGUMENTS if key in fields)
+    given = fields[key]
+    try:
+        if isinstance(given, str):
+            kind, given = ARGUMENTS_TEXT, whole_json(given)
+        return dataclasses.replace(tool_call_from_object({**fields, key: given}), repair=kind)
+    except MalformedCallError as error:
+        return malformed_call(error, str(fields["name"]))
