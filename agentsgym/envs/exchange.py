@@ -39,7 +39,7 @@ from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.reader import read_answer
+from agentsgym.tokens.calls.reader import read_answer, reader_of
 from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, Turn, TurnRequest
 
@@ -92,6 +92,7 @@ class Exchange:
             history = NotedHistory(self.env.env_config["summarize_over_tokens"], self.env.env_config["summary_prompt"])
         elif callable(history):
             history = partial(rewritten_history, history)
+        self._reader = reader_of(self.env.chat_format)
         return Conversation(self.env.chat_format, history)
 
     def observe(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | Step | None]:
@@ -238,7 +239,8 @@ class Exchange:
             raise AgentError(
                 f"session {self.session_id}: the agent's answer cannot be recorded: {refused}"
             ) from refused
-        conversation.count(action.tool_calls)
+        if action.tool_calls:
+            conversation.count(action.tool_calls)
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)
         transcript = conversation.transcript
@@ -251,14 +253,18 @@ class Exchange:
             prompt_start=transcript.segment_start,
             policy_version=action.policy_version,
         )
-        if transcript.was_cut:
-            cut = transcript.messages[-1]
-            given = {"text": cut["content"], "reasoning": cut.get("reasoning_content"), "tool_calls": ()}
-            action = dataclasses.replace(action, **given)
-        return action, turn
+        return self._as_recorded(action) if transcript.was_cut else action, turn
+
+    def _as_recorded(self, action: Action) -> Action:
+        """Return the part of an answer that was recorded before the limit of its text."""
+        cut = self.conversation.transcript.messages[-1]
+        given = {"text": cut["content"], "reasoning": cut.get("reasoning_content"), "tool_calls": ()}
+        return dataclasses.replace(action, **given)
 
     def read(self, action: Action) -> Action:
         """Split a valid action into reasoning, text and, if there are tools, calls."""
+        if not self.tools and not self._reader.may_think(action):
+            return action  # as read_answer does, in fewer steps: most answers are plain text
         chat_format, is_strict = self.conversation.transcript.chat_format, self.env.env_config["tool_calls"] == "strict"
         return read_answer(action, chat_format, self.tools or None, is_strict=is_strict)
 

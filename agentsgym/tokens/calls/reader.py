@@ -150,7 +150,7 @@ class AnswerReader:
             self._thoughts = ChannelForm(read=None)
         elif self._markers is None and (described := _described_form(tokenizer)):
             self._thoughts = described
-        self._marks = tuple(map(str.strip, self._thoughts.marks))
+        self._mark = _any_of(map(str.strip, self._thoughts.marks))
         self._mark_ids = {token_id for text, token_id in ids.items() if text in "".join(self._thoughts.marks)}
         self.is_begun = isinstance(self._thoughts, MarkedForm) and self._thoughts.is_begun_in(self._prompt)
 
@@ -239,7 +239,7 @@ class AnswerReader:
         ids = action.token_ids
         if ids is not None and (self.is_begun or not self._mark_ids.isdisjoint(ids)):
             return True
-        return any(mark in action.text for mark in self._marks)
+        return self._mark.search(action.text) is not None
 
     def end_of_thought(self, token_ids: Sequence[int]) -> str:
         """What the template prints between reasoning and text, for an answer that ends inside reasoning; else empty."""
@@ -291,8 +291,10 @@ class AnswerReader:
         return Answer(content=other.content, reasoning=reasoning, calls=other.calls)
 
 
-def reader_of(chat_format: Format) -> AnswerReader:
-    """Get the reader of a format, created on the first call and again whenever the template changes."""
+def reader_of(chat_format: Format | None) -> AnswerReader:
+    """Get the reader of a format (None: of text), created on the first call and again whenever the template changes."""
+    if chat_format is None:
+        return _OF_TEXT
     tokenizer: Any = chat_format.tokenizer
     options: Mapping[str, Any] = getattr(chat_format, "template_options", None) or {}
     readers = _READERS.setdefault(tokenizer, {})
@@ -436,7 +438,7 @@ def read_answer(
     """
     if action.tool_calls or action.finish_reason == "length":
         tools = None
-    reader = _OF_TEXT if chat_format is None else reader_of(chat_format)
+    reader = reader_of(chat_format)
     if tools is None and not reader.may_think(action):
         return action
     if chat_format is None or action.token_ids is None:
