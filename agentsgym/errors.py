@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 
 _MAX_NAMES = 40  # listed in a hint
 _signature = functools.lru_cache(inspect.signature)  # takes milliseconds where there are two hundred arguments
-_OTHER_NAMES = {"inputs": "task_data_list"}  # names that other libraries have for an argument
+#: What other libraries call a setting: its name here or, if it is not an argument, its place.
+OTHER_NAMES = {
+    **{"inputs": "task_data_list", "api_base": "base_url", "estimator": "advantage_estimator", "gae": "turn_gae"},
+    **{"gamma": "discount", "max_prompt_length": "env_config['max_trajectory_tokens']"},
+    **dict.fromkeys(("max_turns", "max_steps", "max_episode_steps"), "env_config['max_steps_per_episode']"),
+    "env_config": "the environment's env_config",
+    "peft_config": "the trainer's peft_config, in a file model_settings.use_peft",
+}
 
 
 class AgentsGymError(Exception):
@@ -140,8 +147,11 @@ def did_you_mean(given: object, known: Iterable[str], *, kind: str = "") -> str:
     for name in (word, f"{kind} {word}"):
         if name in REMOVED:
             return f": {REMOVED[name]}"
-    names = sorted(known)
-    near = difflib.get_close_matches(word[:100], names, n=1)
+    names, meant = sorted(known), OTHER_NAMES.get(word, "")
+    own = meant.removeprefix("env_config['").removesuffix("']")
+    near = [own] if own in names else difflib.get_close_matches(word[:100], names, n=1)
+    if meant and own not in names and not meant.isidentifier():
+        return f"; did you mean {meant}?"
     if near:
         return f"; did you mean {shown(near[0])}?"
     more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
@@ -165,8 +175,7 @@ def check_options(
     for name in given:
         if name not in known:
             owner = next((one.__name__ for one in relatives if name in inspect.signature(one).parameters), None)
-            meant = _OTHER_NAMES.get(name, name)
-            hint = did_you_mean(meant, known) if owner is None else f": it is an argument of {owner}"
+            hint = did_you_mean(name, known) if owner is None else f": it is an argument of {owner}"
             raise TypeError(f"{functions[0].__name__} has no argument {shown(name)}{hint}")
 
 

@@ -121,7 +121,7 @@ def choice_field(*choices: str) -> Field:
     return Field(default=choices[0], expected="one of " + ", ".join(map(repr, choices)), valid=one_of(*choices))
 
 
-def require(name: str, value: Any, valid: Check, expected: str) -> None:
+def require(name: str, value: Any, valid: Check, expected: str, error: type[Exception] = ConfigError) -> None:
     """Check one setting.
 
     Args:
@@ -129,16 +129,14 @@ def require(name: str, value: Any, valid: Check, expected: str) -> None:
         value: Its value.
         valid: Whether a value is valid.
         expected: What a valid value is, as the end of "must be …".
-
-    Raises:
-        ConfigError: The value is not valid.
+        error: The class of the error that is raised for another value.
 
     >>> require("num_workers", 0, is_int(1), "a positive int")
     Traceback (most recent call last):
     agentsgym.errors.ConfigError: num_workers must be a positive int, got 0
     """
     if not valid(value):
-        raise ConfigError(f"{name} must be {expected}, got {shown(value)}")
+        raise error(f"{name} must be {expected}, got {shown(value)}")
 
 
 def check_choice(option: str, given: Any, known: Iterable[str]) -> None:

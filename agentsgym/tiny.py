@@ -16,6 +16,7 @@ eight tokens: the text around names, keys and values is merged into one token ea
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -40,11 +41,13 @@ from agentsgym.envs.datasets.environments import make
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.mixed import label_of
 from agentsgym.failures import headline
-from agentsgym.fields import is_int, require
+from agentsgym.fields import is_int, is_str, require
 from agentsgym.seeding import derive_seed
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+logger = logging.getLogger(__name__)
 
 
 def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int) -> Sequence[Mapping[str, Any]]:
@@ -278,7 +281,7 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
     for (label, _), played in parts.items():
         player = cast("Mapping[str, Any]", agent).get(label) if isinstance(agent, Mapping) else agent
         env = make(played[0])
-        known = list(env.vocabulary_texts()) if player is None and isinstance(env, HasVocabulary) else []
+        known = _as_texts(env.vocabulary_texts()) if player is None and isinstance(env, HasVocabulary) else []
         texts += known or environment_texts(env, played, player, num_episodes)
     return texts
 
@@ -289,7 +292,7 @@ def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, n
     Every distinct text of the played episodes is returned: prompts, observations, tool results, answers and calls. The
     tasks are played in order, and repeated with other seeds if there are fewer tasks than episodes.
     """
-    given = list(env.vocabulary_texts()) if isinstance(env, HasVocabulary) else []
+    given = _as_texts(env.vocabulary_texts()) if isinstance(env, HasVocabulary) else []
     if env.env_config["history"] == SUMMARIZE and given:
         given.append(env.env_config["summary_prompt"])
     if given and tasks is None and agent is None:
@@ -297,10 +300,12 @@ def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, n
     require("num_episodes", num_episodes, is_int(1), "a positive int")
     actor = as_agent(ExploringAgent(seed=0) if agent is None else agent)
     trajectories, scripts = record(env, _tasks(env, tasks, num_episodes), actor, max_concurrent=256)
-    if all(trajectory.failed for trajectory in trajectories):
-        raise ConfigError(
-            f"the vocabulary cannot be collected, since every episode failed: {headline(trajectories[0].error or '')}"
-        )
+    errors = [headline(trajectory.error or "") for trajectory in trajectories if trajectory.failed]
+    if len(errors) == len(trajectories):
+        raise ConfigError(f"the vocabulary cannot be collected, since every episode failed: {errors[0]}")
+    if errors:
+        text = "%d of %d episodes failed, whose words may be missing in the vocabulary: %s"
+        logger.warning(text, len(errors), len(trajectories), errors[0])
     names = [str(tool.get("function", tool).get("name", "")) for tool in env.tool_schemas]
     texts = dict.fromkeys(call_text(name, {}) for name in names)  # including tools that were never called
     for trajectory in trajectories:
@@ -314,12 +319,10 @@ def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, n
 def _as_texts(source: object) -> list[str]:
     if isinstance(source, str) or not isinstance(source, Iterable):
         raise ConfigError(
-            "a tiny tokenizer is built from several texts, or from an environment that defines vocabulary_texts(); "
+            "a tiny tokenizer is built from several texts, or from an environment whose vocabulary_texts() lists them; "
             f"got {source!r}"
         )
-    texts: list[str] = []
-    for text in cast("Iterable[object]", source):
-        if not isinstance(text, str):
-            raise ConfigError(f"every text for a tiny tokenizer must be a str, got {text!r}")
-        texts.append(text)
+    texts = [*cast("Iterable[Any]", source)]
+    for text in texts:
+        require("every text for a tiny tokenizer", text, is_str, "a str")
     return texts

@@ -122,7 +122,10 @@ async def answer(agent: Any, request: TurnRequest) -> Action | AgentError:
         ConfigError: The agent is not configured correctly for this run.
     """
     try:
-        return await agent.aact(request)
+        returned = agent.aact(request)
+        if isinstance(returned, Action):
+            return AgentError(f"{_class_name(agent)}.aact must be awaited, so write async def aact(self, request)")
+        return await returned
     except ConfigError:
         raise
     except AgentError as failure:

@@ -71,10 +71,8 @@ class DirectOutputAgent(Agent):
             raise ConfigError(f"a model requires its tokenizer: DirectOutputAgent(model, tokenizer), got only {name}")
         if not self._generates and self._tokenizer is not None:
             raise ConfigError(f"a tokenizer is only valid with a model, but the source is of type {name}")
-        if not callable(source) and self._engine is None:
-            raise ConfigError(
-                f"a source must be a function of the messages, a model or a vLLM engine, got {shown(source)}"
-            )
+        is_source = callable(source) or self._engine is not None
+        require("a source", source, lambda _: is_source, "a function of the messages, a model or a vLLM engine")
         if generation_options and not self._generates:
             raise ConfigError(
                 f"generation options are only valid with a model, but the source is of type {name}: remove "

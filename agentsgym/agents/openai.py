@@ -20,7 +20,7 @@ from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, Usage, as_mapping
 from agentsgym.errors import AgentError, ConfigError, did_you_mean
 from agentsgym.event_loop import agents_loop, on_agents_loop, run_coroutine
-from agentsgym.fields import is_int, require
+from agentsgym.fields import is_dict, is_int, require
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.values import MalformedCallError, malformed_call, tool_call, whole_json
 from agentsgym.tokens.chat_format import ChatFormat
@@ -186,8 +186,7 @@ class OpenAIAgent(AsyncAgent):
         """Check the arguments, which the class docstring describes; nothing is sent yet."""
         load_openai()
         require("max_tokens", max_tokens, is_int(1), "an int of at least 1")
-        if token_ids not in ("auto", True, False):
-            raise ConfigError(f"token_ids must be 'auto', True or False, got {shown(token_ids)}")
+        require("token_ids", token_ids, lambda value: value in ("auto", True, False), "'auto', True or False")
         self.model = model
         self._max_tokens = max_tokens
         self._options = _request_fields(options)
@@ -386,8 +385,7 @@ def _request_fields(options: Mapping[str, Any]) -> dict[str, Any]:
             f"{shown(unknown[0])} is not an option of OpenAIAgent (pass server-specific options in extra_body){hint}"
         )
     extra: Any = options.get("extra_body") or {}
-    if not isinstance(extra, Mapping):
-        raise ConfigError(f"extra_body must be a dict of fields of the request, got {shown(extra)}")
+    require("extra_body", extra, is_dict, "a dict of fields of the request")
     fields = cast("Mapping[str, Any]", extra)
     if reserved := sorted(_RESERVED & fields.keys()):
         raise ConfigError(f"extra_body must not contain {reserved}, which OpenAIAgent sets itself")

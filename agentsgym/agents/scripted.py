@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from agentsgym.agents.base import Agent
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym.errors import AgentError
+from agentsgym.fields import is_strings, require
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import shown
 from agentsgym.types import Action, TurnRequest
 
 
@@ -34,12 +34,10 @@ class ScriptedAgent(Agent):
             ConfigError: The script is not a list, is empty, or contains an item that is neither a string nor an Action.
         """
         script: Any = actions  # unchecked
-        if isinstance(script, str) or not script:
-            raise ConfigError(f"a script must be a list of at least one action, got {shown(script)}")
+        require("a script", script, lambda it: it and not isinstance(it, str), "a list of at least one action")
         self._actions: list[Action] = []
         for turn, action in enumerate(script):
-            if not isinstance(action, str | Action):
-                raise ConfigError(f"action {turn} of a script must be a string or an Action, got {shown(action)}")
+            require(f"action {turn} of a script", action, lambda it: isinstance(it, str | Action), "a str or an Action")
             full_action = Action(text=action) if isinstance(action, str) else action
             self._actions.append(replace(full_action, agent_state=turn + 1))
         self._repeat_last = repeat_last
@@ -85,8 +83,7 @@ class RandomAgent(Agent):
             ConfigError: The choices are not a non-empty list of strings.
         """
         texts: Any = choices  # unchecked
-        if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"choices must be a list of at least one string, got {shown(texts)}")
+        require("choices", texts, lambda given: given and is_strings(given), "a list of at least one string")
         self._choices = tuple(choices)
         self._seed = seed
         self._num_sessions = 0

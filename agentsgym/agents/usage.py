@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-from agentsgym.errors import ConfigError
-from agentsgym.fields import is_number
-from agentsgym.texts import shown
+from agentsgym.fields import is_list, is_number, or_none, require
 
 _TOO_MANY = 1 << 50  # tokens: a larger count from a server is invalid
 
@@ -65,10 +63,8 @@ class Meter:
     """A counter of usage; used only on the agents' event loop."""
 
     def __init__(self, price_per_million: tuple[float, float] | None) -> None:
-        unchecked: Any = price_per_million
-        prices = cast("Sequence[Any]", unchecked) if isinstance(unchecked, Sequence) else ()
-        if unchecked is not None and not (len(prices) == 2 and all(map(is_number(0), prices))):
-            raise ConfigError(f"price_per_million must be two numbers of at least 0, got {shown(price_per_million)}")
+        are_prices = or_none(lambda given: is_list(given) and len(given) == 2 and all(map(is_number(0), given)))
+        require("price_per_million", price_per_million, are_prices, "two numbers of at least 0")
         self.prices = price_per_million
         self.usage = Usage(cost=None if price_per_million is None else 0.0)
 

@@ -26,22 +26,24 @@ from agentsgym.envs.forks import fork
 from agentsgym.envs.opponents import MAX_MOVES, MAX_STARTS, Move, Opponents, Table, opponents_of
 from agentsgym.envs.play import EpisodeByHand, OnFinish, play
 from agentsgym.envs.spec import EnvSpec
-from agentsgym.envs.subclass import called_with, given_and_valid, prepare_class
+from agentsgym.envs.subclass import NEVER_CALLED, called_with, given_and_valid, prepare_class
 from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.trial import Trial
 from agentsgym.envs.user_checks import (
     NOT_GIVEN,
     StartChecks,
+    call_check,
     check_initialized,
     check_keywords,
     check_single_stream,
     check_task,
     check_tokenizer,
     check_vocabularies,
+    warn_of_settings,
 )
 from agentsgym.errors import ConfigError, EnvError, TaskError, check_options
 from agentsgym.failures import FailurePolicy, as_policy
-from agentsgym.fields import Field, is_int, require
+from agentsgym.fields import Field, is_int, one_of, or_none, require
 from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.scheduler import Pool
 from agentsgym.seeding import derive_seed, episode_generator, fresh_seed
@@ -80,6 +82,7 @@ class MultistepEnv(ABC):
         opponents: Who plays the roles that the agent does not; None if the agent plays every role in one conversation.
         spec: The class's players, its games and the pip extra that it needs; inherited by subclasses.
         trial_class: How a session is played.
+        never_called: The methods that nothing calls although a subclass might override them, with what to do instead.
         exchange_class: How its turns are played and recorded; for environments whose turns do not come from hooks.
         judges: The judges of its rollouts, whose scores are added to the rewards: of the class, or of one instance.
 
@@ -128,6 +131,7 @@ class MultistepEnv(ABC):
     judges: Sequence[RolloutHook] | RolloutHook = ()
     trial_class: ClassVar[type[Trial]] = Trial
     exchange_class: ClassVar[type[Exchange]] = Exchange
+    never_called: ClassVar[Mapping[str, str]] = NEVER_CALLED
     overrides_step_action: ClassVar[bool] = False
     overrides_final_reward: ClassVar[bool] = False
     overrides_score_state: ClassVar[bool] = False
@@ -175,13 +179,11 @@ class MultistepEnv(ABC):
         check_tokenizer(tokenizer, type(self))
         self.tokenizer = tokenizer
         self.given_config, self.env_config = given_and_valid(type(self), MultistepEnv, env_config, self._called_config)
-        self._check_config(self.env_config)
+        call_check(self._check_config, self.env_config, "ConfigError for incompatible values")
         self.opponents = opponents_of(self, opponent)
         if self.plays_itself and not self.shares_conversation:
-            if self.env_config["history"] != "append":
-                raise ConfigError(
-                    "env_config['history'] must not be set if the roles have separate conversations: omit it"
-                )
+            wanted = "'append' if the roles have separate conversations"
+            require("env_config['history']", self.env_config["history"], one_of("append"), wanted)
             self.env_config["history"] = VIEWS
         self.tables: dict[str, Any] = {}
         self._tool_schemas: tuple[dict[str, Any], ...] | None = None
@@ -414,6 +416,7 @@ class MultistepEnv(ABC):
             TooManyFailuresError: More rollouts failed than ``failures`` allows, or no task group is large enough.
         """
         check_options(limits, self.rollout, self.trials, relatives=[self.generate])
+        require("on_finish", on_finish, or_none(callable), "a function of the finished rollout, or None")
         actor, policy = as_agent(agent), as_policy(failures)
         check_vocabularies(self.tokenizer, actor)
         trials = self.trials(task_data_list, num_rollouts, **limits)
@@ -576,6 +579,7 @@ class MultistepEnv(ABC):
     ) -> list[Trial]:
         """Check every task and create its trials, in task-major order, without starting them: see :meth:`rollout`."""
         check_initialized(self)
+        warn_of_settings(type(self), vars(self))
         require("num_rollouts", num_rollouts, is_int(1), "a positive int")
         tasks, most = tasks_of_rows(self, task_data_list), self.env_config["max_trajectory_tokens"]
         budget = Budget(trajectory=most, completion=max_completion_length, turn=max_turn_tokens)
@@ -616,6 +620,7 @@ class MultistepEnv(ABC):
         if self.opponents is None or self.plays_itself:
             return self._begin_session(session_id, task_data)
         task = {**task_data, self.role_key: self._agents_role(session_id, task_data)}
+        table: Any = None
         for _ in range(MAX_STARTS):  # a forfeit can end a game before the agent's first turn
             table = Table(self, session_id, task[self.role_key])
             state, is_over = table.begin(self._begin_session(session_id, task), self.rng(session_id))
@@ -624,9 +629,9 @@ class MultistepEnv(ABC):
                 return state
             self.close_session(session_id, state)
         raise EnvError(
-            f"the episode was over, or had {MAX_MOVES} moves, before the agent's first turn in {MAX_STARTS} attempts, "
-            "probably because an opponent found no valid move: use an opponent that can play, or the role that moves "
-            "first"
+            f"the episode was over, or had {MAX_MOVES} moves, before the agent's first turn in {MAX_STARTS} attempts "
+            f"(in the last one, _role returned {shown(dict(table.num_moves))} times), because _role does not change or "
+            "an opponent found no valid move: use an opponent that can play, or the role that moves first"
         )
 
     def _begin_session(self, session_id: str, task_data: TaskData) -> State:

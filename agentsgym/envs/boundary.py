@@ -346,6 +346,8 @@ def as_reward(name: str, value: Any) -> tuple[float, dict[str, float] | None]:
             components[key] = number
         elif not isinstance(key, str) or not key:
             raise EnvError(f"{name} must be a number, or a dict of numbers by non-empty name, got {shown(given)}")
+        elif key in ("success", "invalid", "truncated") and _is_bool(number):
+            raise EnvError(f"{name} has {shown(key)}, which is no reward: return it in info (float(…) rewards it)")
         else:
             components[plain_str(key)] = as_number(f"{name}[{shown(key)}]", number)
     total = math.fsum(components.values())
@@ -407,7 +409,7 @@ def with_role_reward(role: Hashable, step: Step) -> Step:
     if rewards and role is None and None not in rewards:
         raise EnvError(
             "_role must return the role that acted if _step_episode returns rewards by role, got None with "
-            f"info['rewards'] = {shown(dict(rewards))}"
+            f"info['rewards'] = {shown(dict(rewards))} (rewards by name are returned as the reward, not in info)"
         )
     if role not in rewards:
         alike = [one for one in rewards if str(one).casefold() == str(role).casefold()]

@@ -94,8 +94,35 @@ def validated_config(
         ) from error
 
 
+def check_effects(env_class: Any, base: Any, given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Reject values that the user gave and that have no effect; only warn of those that spoil nothing.
+
+    A class may prepare values for the settings of its users, so its defaults are not checked, also if they are given.
+    """
+    is_noted, is_potential = config["history"] == SUMMARIZE, config["state_scores"] == "potential"
+    if is_noted and config["summarize_over_tokens"] is None:
+        raise ConfigError("env_config['history'] = 'summarize' requires env_config['summarize_over_tokens']")
+    has_tools = env_class._tools is not base._tools or env_class.exchange_class is not base.exchange_class
+    for key, is_used, needed in (
+        ("history_turns", config["history"] == LAST, "env_config['history'] = 'last'"),
+        ("summarize_over_tokens", is_noted, "env_config['history'] = 'summarize'"),
+        ("summary_prompt", is_noted, "env_config['history'] = 'summarize'"),
+        ("score_discount", is_potential, "env_config['state_scores'] = 'potential'"),
+        ("state_scores", env_class._score_state is not base._score_state, "a method _score_state"),
+        ("keep_history", config["episodes_per_trial"] > 1, "env_config['episodes_per_trial'] above 1"),
+        ("free_shots", config["keep_history"], "env_config['keep_history'] = True, which shows the practice episodes"),
+        ("unguarded_tokens", has_tools or config["guard_added_tokens"], "env_config['guard_added_tokens'] = True"),
+    ):
+        default = env_class.default_config.get(key, COMMON_FIELDS[key].default)
+        if not is_used and (value := given.get(key)) not in (None, default):
+            sentence = f"env_config[{key!r}] = {shown(value)} has no effect without {needed}"
+            if key not in ("keep_history", "free_shots", "unguarded_tokens"):
+                raise ConfigError(sentence)
+            logger.warning(sentence)
+
+
 def check_trials(config: Mapping[str, Any]) -> None:
-    """Reject trials that consist only of practice, and warn of episodes and practice that have no effect."""
+    """Reject trials that consist only of practice, and warn of episodes that are dropped."""
     if config["free_shots"] >= config["episodes_per_trial"]:
         raise ConfigError(
             "env_config['free_shots'] must be smaller than env_config['episodes_per_trial'], "
@@ -106,10 +133,4 @@ def check_trials(config: Mapping[str, Any]) -> None:
             "env_config['episodes_per_trial'] = %d with env_config['keep_history'] = False records only the last "
             "episode of a trial: the turns and rewards of the others are dropped",
             config["episodes_per_trial"],
-        )
-    if config["free_shots"] and not config["keep_history"]:
-        logger.warning(
-            "env_config['free_shots'] = %d has no effect with env_config['keep_history'] = False: each episode "
-            "starts a new conversation, in which the practice episodes are not visible",
-            config["free_shots"],
         )

@@ -19,9 +19,8 @@ from typing import Any, Final
 from agentsgym.credit.components import Reward
 from agentsgym.envs.boundary import as_hashable, as_messages, call_environment
 from agentsgym.envs.contract import PlayableEnv, State
-from agentsgym.errors import ConfigError, TemplateError, did_you_mean
-from agentsgym.fields import is_int, or_none
-from agentsgym.texts import shown
+from agentsgym.errors import TemplateError, did_you_mean
+from agentsgym.fields import is_int, or_none, require
 from agentsgym.tokens.transcript import ChatFormat, History, Transcript
 from agentsgym.types import Message, ToolCall, Turn
 
@@ -139,26 +138,6 @@ class Views:
         return [*system, *messages[-len(self._current) :]]
 
 
-def check_history(config: Mapping[str, Any]) -> None:
-    """Reject notes without their limit, and limits of another history than the one that is set.
-
-    Raises:
-        ConfigError: Only one of two values that belong together is set.
-    """
-    if config["history_turns"] is not None and config["history"] != LAST:
-        raise ConfigError(
-            "env_config['history_turns'] applies only to env_config['history'] = 'last', but history is "
-            f"{shown(config['history'])}: set history to 'last', or omit history_turns"
-        )
-    has_limit = config["summarize_over_tokens"] is not None
-    if (config["history"] == SUMMARIZE) != has_limit:
-        given = "it is None" if not has_limit else f"history is {config['history']!r}"
-        raise ConfigError(
-            "env_config['history'] = 'summarize' and env_config['summarize_over_tokens'] must be set together, but "
-            + given
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The token limits of a rollout; None for no limit.
@@ -176,8 +155,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("trajectory", "completion", "turn"):
             limit = getattr(self, name)
-            if not or_none(is_int(1))(limit):
-                raise ConfigError(f"the token budget of a {name} must be a positive int or None, got {shown(limit)}")
+            require(f"the token budget of a {name}", limit, or_none(is_int(1)), "a positive int or None")
 
     def room(self, *, length: int, prompt_length: int) -> int | None:
         """The maximum number of tokens of the next action; None for no limit.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
-from agentsgym.fields import Field
+from agentsgym.fields import Field, is_dict, require
 from agentsgym.texts import sentence_of, shortened, shown
 
 DatasetRow = Mapping[str, Any]
@@ -103,8 +103,7 @@ def _remedy_of_mapping(rows: Any) -> str:
 
 
 def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[str]) -> dict[str, Any]:
-    if not isinstance(row, Mapping):
-        raise TaskError(f"{name} must be a task_data dict or a dataset row, got {shown(row)}")
+    require(name, row, is_dict, "a task_data dict or a dataset row", TaskError)
     fields = dict(cast("Mapping[str, Any]", row))
     if not any(column in fields for column in ROW_COLUMNS):
         return fields
@@ -229,8 +228,7 @@ def check_task_keys(task_data: Any, name: str, task_fields: Collection[str] | No
         name: The task's name in errors.
         task_fields: The valid keys in addition to ``seed``; None for any.
     """
-    if not isinstance(task_data, Mapping):
-        raise TaskError(f"{name} must be a dict, got {shown(task_data)}")
+    require(name, task_data, is_dict, "a dict", TaskError)
     given = {key for key, value in cast("TaskData", task_data).items() if value is not None}  # tables fill in None
     columns = [column for column in ROW_COLUMNS if column in given]
     if columns:

@@ -25,7 +25,7 @@ from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.event_loop import agents_loop, gathered, run_coroutine
 from agentsgym.failures import describe
-from agentsgym.texts import shown
+from agentsgym.fields import require
 from agentsgym.types import StopReason, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -79,10 +79,8 @@ def hooks_of(env: Any) -> tuple[RolloutHook, ...]:
     if given is None or given == ():
         return ()
     hooks = tuple(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else (given,)
-    if not all(isinstance(one, RolloutHook) for one in hooks):
-        raise ConfigError(
-            f"{type(env).__name__}.judges must be a list of agentsgym.Judge, got {shown(cast('object', given))}"
-        )
+    are_hooks = all(isinstance(one, RolloutHook) for one in hooks)
+    require(f"{type(env).__name__}.judges", given, lambda _: are_hooks, "a list of agentsgym.Judge")
     return hooks
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.errors import AgentError, ConfigError, EnvError, TaskError
+from agentsgym.fields import is_int, require
 from agentsgym.texts import shown
 from agentsgym.types import Action, FinishReason, StopReason, ToolCall, Trajectory, TurnRequest
 
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
 
 def fork(env: Any, trajectory: Trajectory, turn: int, agent: Agent, num_forks: int, **options: Any) -> list[Trajectory]:
     """Play forks in a :class:`~agentsgym.envs.base.MultistepEnv`: see its method ``fork``."""
-    if type(turn) is not int or not 0 <= turn <= len(trajectory.turns):
-        raise ConfigError(
-            f"turn must be an int from 0 to {len(trajectory.turns)}, the rollout's turns, got {shown(turn)}"
-        )
+    most = len(trajectory.turns)
+    require("turn", turn, lambda it: is_int(0)(it) and it <= most, f"an int from 0 to {most}, the rollout's turns")
     if trajectory.seed is None:
         raise TaskError("the rollout does not contain its task with its seed, so it cannot be forked")
     if env.env_config["episodes_per_trial"] > 1 and not env.env_config["keep_history"]:

@@ -32,7 +32,7 @@ from agentsgym.envs.boundary import (
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Conversation
 from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
-from agentsgym.fields import is_dict, is_str
+from agentsgym.fields import is_dict, is_str, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.reader import read_answer
@@ -63,13 +63,9 @@ def register_player(name: str, factory: Callable[..., Any]) -> None:
     Raises:
         ConfigError: The name is reserved or invalid, or the factory is not callable.
     """
-    if name in ("random", "first", SELF) or not name:
-        raise ConfigError(
-            f"the name of a player must be a non-empty string other than 'random', 'first' and 'self', got "
-            f"{shown(name)}"
-        )
-    if not callable(factory):
-        raise ConfigError(f"register_player requires a function that returns an agent, got {shown(factory)}")
+    wanted = "a non-empty string other than 'random', 'first' and 'self'"
+    require("the name of a player", name, lambda it: it and it not in ("random", "first", SELF), wanted)
+    require("register_player(factory)", factory, callable, "a function that returns an agent")
     _registered[name] = factory
 
 
@@ -78,17 +74,19 @@ def is_player_name(value: Any) -> bool:
     return is_str(value) or (is_dict(value) and all(map(is_str, value.values())))
 
 
-def named_agent(name: str, key: str, own_names: Collection[str] = ()) -> Player:
+def named_agent(name: Any, key: str, own_names: Collection[str] = ()) -> Player:
     """Create the agent registered under a name, or return a function that does if its factory accepts a seed.
 
     Args:
-        name: The name.
+        name: The name; an agent is returned as it is.
         key: The key of ``env_config``, for the error.
         own_names: The names of the environment's own players, for the error.
 
     Raises:
         ConfigError: The name is not registered (for the function: in the process that calls it).
     """
+    if not isinstance(name, str):
+        return as_agent(name)
     factory = _factory(name, key, own_names)
     try:
         takes_seed = "seed" in inspect.signature(factory).parameters
@@ -209,10 +207,8 @@ class Opponents:
         self.roles = roles
         self._players = {role: _parsed(one, own_names) for role, one in _by_role(given, roles).items()}
         self.is_self = SELF in self._players.values()
-        if self.is_self and set(self._players) != {None}:
-            raise ConfigError(
-                f"env_config['opponent'] must be only 'self' for the agent to play every role, got {shown(given)}"
-            )
+        is_valid = not self.is_self or {*self._players} == {None}
+        require("env_config['opponent']", given, lambda _: is_valid, "only 'self' for the agent to play every role")
 
     @property
     def roles_of_agent(self) -> list[Hashable]:
@@ -265,10 +261,14 @@ def opponents_of(env: Any, given: Any) -> Opponents | None:
         given: The argument ``opponent``; None for ``env_config["opponent"]``.
     """
     config = env.env_config
+    field = env.config_fields.get("opponent")
+    is_default = given is None and config["opponent"] == (field and field.default)  # also in games for one player
     given = config["opponent"] if given is None else given
     if given is None:
         return None
     found = Opponents(given, env.roles, env.own_opponents)
+    if len(found.roles) < 2 and not is_default:
+        raise ConfigError(f"{type(env).__name__} has only one role here, so there is no opponent: omit {shown(given)}")
     if len(found.roles) < 2:
         return None
     if not found.is_self:
@@ -288,15 +288,13 @@ def _by_role(given: Any, roles: Sequence[Hashable]) -> dict[Hashable | None, Any
     known = {str(role): role for role in roles}
     players = cast("Mapping[Any, Any]", given)
     for key in players:
-        if str(key) not in known:
-            raise ConfigError(f"the role of an opponent must be one of {_listed(roles)}, got {shown(key)}")
+        require("the role of an opponent", key, lambda it: str(it) in known, f"one of {_listed(roles)}")
     return {known[str(key)]: one for key, one in players.items()}
 
 
 def _parsed(one: Any, own_names: Collection[str]) -> Player | str:
-    if not isinstance(one, str):
-        return as_agent(one)
-    return one if one == SELF or one in own_names else named_agent(one, "env_config['opponent']", own_names)
+    is_own = isinstance(one, str) and (one == SELF or one in own_names)
+    return one if is_own else named_agent(one, "env_config['opponent']", own_names)
 
 
 def _listed(roles: Sequence[Hashable]) -> str:
@@ -309,14 +307,14 @@ def player_stream(rng: random.Random, name: str) -> random.Random:
 
 
 class Table:
-    """The players of one session: the agent in one role, opponents in the others."""
+    """The players of one session: the agent in one role, opponents in the others, with their ``num_moves``."""
 
     def __init__(self, env: PlayableEnv, session_id: str, role: Hashable) -> None:
         self._env, self._session_id, self._role = env, session_id, role
         self._opponents = cast("Opponents", env.opponents)
         self._moves: dict[Hashable, Move] = {}
         self._own: list[AgentPlayer] = []
-        self._num_moves = Counter[Hashable]()
+        self.num_moves = Counter[Hashable]()
         self._totals = Counter[Hashable]()
         self._earned: list[Reward] = []  # by the agent's role, and not yet part of a turn
 
@@ -376,10 +374,10 @@ class Table:
 
     def _moved(self, role: Hashable, state: State) -> tuple[State, Step, dict[str, Any]]:
         env = self._env
-        messages = as_messages(call_environment(env._format_prompt, state, self._num_moves[role]))
-        if not self._num_moves[role]:
+        messages = as_messages(call_environment(env._format_prompt, state, self.num_moves[role]))
+        if not self.num_moves[role]:
             messages = [*system_messages(env), *messages]
-        self._num_moves[role] += 1
+        self.num_moves[role] += 1
         action = call_environment(self._moves[role], messages, state)
         hook, given = (env._step_action, action) if env.overrides_step_action else (env._step_episode, action.text)
         state, step, info = as_step(call_environment(hook, self._session_id, state, given), hook.__name__)
@@ -391,6 +389,9 @@ class Table:
         by_role, named = step.role_rewards, step.role_components or {}
         if by_role is None:
             by_role, named = {role: step.reward}, {role: step.components}
+        if unknown := [one for one in by_role if one not in self._opponents.roles]:
+            known = _listed(self._opponents.roles)
+            raise EnvError(f"the roles in _step_episode's info['rewards'] must be {known}, got {shown(unknown[0])}")
         self._totals.update(by_role)
         own = by_role.get(self._role, 0.0), named.get(self._role)
         if any(own):

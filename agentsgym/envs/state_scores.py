@@ -66,6 +66,8 @@ class StateScores:
         if step.role_rewards is not None:
             raise EnvError("_score_state scores the state for one agent, but _step_episode returns rewards by role")
         before, self._last = self._last, self._scores(state)
+        if PROGRESS in self._last and PROGRESS in (step.components or ()):
+            raise EnvError(f"_step_episode's reward has {PROGRESS!r}, the name of what _score_state adds: rename it")
         change = _difference(self._discounted(), before)
         reward, components = _sum((step.reward, step.components), change)
         return step._replace(reward=reward, components=components)

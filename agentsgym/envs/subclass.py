@@ -10,18 +10,17 @@ from types import MethodType
 from typing import Any
 
 from agentsgym.credit.rewards import check_credit
-from agentsgym.envs.config import check_trials, validated_config
-from agentsgym.envs.conversation import check_history
+from agentsgym.envs.config import check_effects, check_trials, validated_config
 from agentsgym.envs.dataset_rows import plain_part
 from agentsgym.envs.user_checks import MAY_BE_ASYNC, check_class, is_async
 from agentsgym.errors import ConfigError
 
 _OWN_ARGUMENTS = ("tokenizer", "env_config", "config")  # some constructors call env_config "config"
 DATASET_METHODS = ("get_train_dataset", "get_eval_dataset")
-#: The methods that neither ``evaluate`` nor the trainer calls, with the hooks to override instead.
-_NEVER_CALLED = {
-    "run_trial": "_step_episode, _final_reward or _calculate_rewards for what it returns",
-    "_run_complete_episode": "_initialize_episode, _format_prompt, _step_episode or _close_episode for what it does",
+_HOOKS = "evaluate and the trainer play episodes only through the hooks; override"
+NEVER_CALLED = {
+    "run_trial": f"{_HOOKS} _step_episode, _final_reward or _calculate_rewards for what it returns",
+    "_run_complete_episode": f"{_HOOKS} _initialize_episode, _format_prompt, _step_episode or _close_episode",
 }
 
 #: Attributes that have no effect unless a hook is defined, too.
@@ -34,12 +33,12 @@ _PAIRS = (
 def prepare_class(env_class: type[Any], base: type[Any]) -> None:
     """Check a new class, and let its dataset methods use the configuration of the instance they are called on."""
     check_class(env_class, base)
-    for name, hooks in _NEVER_CALLED.items():
-        if getattr(env_class, name) is not getattr(base, name):
-            raise ConfigError(
-                f"{env_class.__name__}.{name} would never be called: evaluate and the trainer play episodes only "
-                f"through the hooks; override {hooks}"
-            )
+    owners: Any = [(one, name) for one in env_class.__mro__ for name in vars(one).get("never_called", ())]
+    for one, name in owners:
+        own = vars(env_class)  # a mixin may be for other environments, too, and a _step_action may call _step_episode
+        is_defined = one is not env_class and name in own and (name != "_step_episode" or "_step_action" not in own)
+        if is_defined or (one is base and getattr(env_class, name) is not getattr(base, name)):
+            raise ConfigError(f"{env_class.__name__}.{name} would never be called: {one.never_called[name]}")
     for name, other, purpose in _PAIRS:
         if getattr(env_class, name) is not getattr(base, name) and getattr(env_class, other) is getattr(base, other):
             raise ConfigError(f"{env_class.__name__} defines {name} but not {other}, which {purpose}")
@@ -74,9 +73,10 @@ def given_and_valid(
     added_keys = () if env_class.__init__ is base.__init__ else handed.keys() - (called_config or {}).keys()
     config = validated_config(env_class, env_config, added_keys=added_keys)
     check_trials(config)
-    check_history(config)
+    given = handed if called_config is None else called_config
+    check_effects(env_class, base, given, config)
     check_credit(config["turn_credit"], config["token_credit"])
-    return handed if called_config is None else called_config, config
+    return given, config
 
 
 def called_with(

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, cast
 
 from agentsgym.errors import ConfigError
-from agentsgym.fields import Check, is_str, is_strings, require
+from agentsgym.fields import Check, is_str, is_strings, or_none, require
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.calls.schemas import BOUNDS
@@ -133,8 +133,7 @@ def _completed(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
     tool, description = fields.get("name"), fields.get("description")
     if not isinstance(tool, str) or not _NAME.fullmatch(tool):
         raise ConfigError(f"{name} must have a name of letters, digits, '_', '-', '.' and '/', got {shown(tool)}")
-    if not isinstance(description, str | None):
-        raise ConfigError(f"{name}: its description must be a string, got {shown(description)}")
+    require(f"{name}: its description", description, or_none(is_str), "a string")
     rest = {key: value for key, value in fields.items() if key not in {"name", "description", "parameters"}}
     parameters = _parameters(fields.get("parameters"), name)
     function = {"name": tool, "description": description or "", "parameters": parameters, **rest}

@@ -6,16 +6,17 @@ import copy
 import functools
 import inspect
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from agentsgym.envs.boundary import INFO_KEYS
+from agentsgym.envs.boundary import INFO_KEYS, warn_once
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.dataset_rows import TaskData, check_task_keys
 from agentsgym.envs.spec import EnvSpec
-from agentsgym.errors import AgentsGymError, ConfigError, TaskError, misspelled
-from agentsgym.fields import Field, is_dict, require
+from agentsgym.errors import OTHER_NAMES, AgentsGymError, ConfigError, TaskError, misspelled
+from agentsgym.fields import Field, is_dict, or_none, require
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Message, Trajectory
@@ -35,8 +36,6 @@ _SET_BY_BASE = (
     *("tokenizer", "env_config", "given_config", "chat_format", "_chat_format", "tool_schemas", "_tool_schemas"),
     *("active_states", "_generators", "_starts", "_by_hand"),
 )
-
-
 _OPTIONAL = frozenset(("default_config", "config_fields", "task_fields", "roles", "role_key", "judges", "spec"))
 
 
@@ -71,25 +70,30 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
     if isinstance(env_class.task_fields, str):
         wanted = f"must be a tuple of keys, as in ({shown(env_class.task_fields)},), or None"
         raise ConfigError(f"{name}.task_fields {wanted}; got {shown(env_class.task_fields)}")
-    if not isinstance(env_class.spec, EnvSpec):
-        raise ConfigError(f"{name}.spec must be an EnvSpec, got {shown(env_class.spec)}")
+    require(f"{name}.spec", env_class.spec, lambda spec: isinstance(spec, EnvSpec), "an EnvSpec")
     defaults: Any = env_class.default_config
     require(f"{name}.default_config", defaults, is_dict, "a dict of keys of env_config")
     fields: Any = env_class.config_fields
     require(f"{name}.config_fields", fields, is_dict, "a dict of Fields")
     for key, field in cast("Mapping[Any, Any]", fields).items():
-        if not isinstance(field, Field):
-            example = "Field(default=3, expected='a positive int', valid=is_int(1)), from agentsgym.fields"
-            raise ConfigError(
-                f"{name}.config_fields[{shown(key)}] must be a Field, as in {example}; got {shown(field)}"
-            )
+        place = f"{name}.config_fields[{shown(key)}]"
+        example = "Field(default=3, expected='a positive int', valid=is_int(1)), from agentsgym.fields"
+        require(place, field, _is_field, f"a Field whose valid is a function, as in {example}")
+        require(f"{place}.default", field.default, or_none(field.valid), field.expected)  # None: it must be set
+        common = COMMON_FIELDS.get(key) or cast("Field", field)
+        require(f"{place}.default", field.default, or_none(common.valid), f"{common.expected}, as in any environment")
+
+
+def _is_field(value: Any) -> bool:
+    return isinstance(value, Field) and not isinstance(value.valid, type)
 
 
 def _check_coroutines(env_class: type[Any], base: type[Any]) -> None:
     for hook in vars(base):
-        if not hook.startswith("_") or hook.startswith("__"):
+        if not hook.startswith("_") or hook.startswith("__") or not callable(getattr(base, hook)):
             continue
         method = inspect.getattr_static(env_class, hook)
+        require(f"{env_class.__name__}.{hook}", getattr(env_class, hook), callable, "a method")
         if is_async(method) and hook not in MAY_BE_ASYNC:
             raise ConfigError(
                 f"{env_class.__name__}.{hook} is async, but this hook is not awaited: write a plain def (these may be "
@@ -104,14 +108,28 @@ def _check_coroutines(env_class: type[Any], base: type[Any]) -> None:
 def _check_names(env_class: type[Any], base: type[Any]) -> None:
     """Warn about attributes whose names differ by a letter from a hook or setting, or are keys of env_config."""
     known = [name for name in vars(base) if name in _OPTIONAL or (name[0] == "_" and name[1] != "_")]
-    for name, value in vars(env_class).items():
-        if name.startswith("__") or any(name in vars(one) for one in env_class.__mro__[1:]):
-            continue
+    inherited = {name for one in env_class.__mro__[1:] for name in vars(one)}
+    own = {name: value for name, value in vars(env_class).items() if name not in inherited and name[:2] != "__"}
+    for name in own:
         if (meant := misspelled(name, known)) is not None:
             logger.warning("%s.%s is not used; did you mean %s?", env_class.__name__, name, meant)
-        elif name in COMMON_FIELDS and isinstance(value, str | int | float | list | dict):
-            written = f"default_config = {{{name!r}: {shown(cast('object', value))}}}"
-            logger.warning("%s.%s is a key of env_config, and not used: write %s", env_class.__name__, name, written)
+    warn_of_settings(env_class, own)
+
+
+def warn_of_settings(env_class: type[Any], attributes: Mapping[str, Any]) -> None:
+    """Warn, once, about each attribute that is called like a key of env_config, and that no method reads."""
+    for name, value in attributes.items():
+        key = OTHER_NAMES.get(name, name).removeprefix("env_config['").removesuffix("']")
+        if key in COMMON_FIELDS and isinstance(value, str | int | float | list | dict) and not _reads(env_class, name):
+            written = f"default_config = {{{key!r}: {shown(cast('object', value))}}}"
+            warn_once("%s.%s is not used: write %s, or pass it as env_config", env_class.__name__, name, written)
+
+
+def _reads(env_class: type[Any], name: str) -> bool:
+    """Whether a method other than the constructor contains the name of an attribute."""
+    found = (one for kind in env_class.__mro__ for method, one in vars(kind).items() if method != "__init__")
+    codes = (getattr(getattr(one, "fget", getattr(one, "__func__", one)), "__code__", None) for one in found)
+    return any(name in getattr(code, "co_names", ()) for code in codes)
 
 
 def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
@@ -199,9 +217,9 @@ def check_single_stream(env: Any, caller: str) -> None:
 
 def check_info_keys(env_class: type[Any], info: dict[Any, Any]) -> None:
     """Warn, once per class, about misspelled keys of ``info``, and about other libraries' names of success."""
-    for key in dict[Any, Any].keys(info):  # runs no code of a subclass of dict or str
+    for key, value in dict[Any, Any].items(info):  # runs no code of a subclass of dict or str
         if type(key) is str and key not in _READ_KEYS:
-            _warn_of_key(env_class, key)
+            _warn_of_key(env_class, key, type(value) is float and not math.isfinite(value))
 
 
 def place_of_hook(env_class: type[Any], sentence: str) -> str:
@@ -218,7 +236,9 @@ def place_of_hook(env_class: type[Any], sentence: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn_of_key(env_class: type[Any], key: str) -> None:
+def _warn_of_key(env_class: type[Any], key: str, is_lost: bool) -> None:
+    if is_lost:
+        logger.warning("info[%r] of %s is NaN or infinite, and so not among the metrics", key, env_class.__name__)
     meant = "success" if key in {"is_success", "is_solved", "succeeded"} else misspelled(key, _READ_KEYS)
     if meant is not None:
         logger.warning("info[%r] of %s is not used; did you mean info[%r]?", key, env_class.__name__, meant)
@@ -241,12 +261,7 @@ def check_task(
     try:
         check_task_keys(task_data, name, task_fields)
         _check_plainly(task_data, name)
-        returned: Any = hook(task_data)  # user code
-        if returned is not None:
-            raise ConfigError(  # noqa: TRY301
-                f"{hook.__qualname__} must raise TaskError for a task that cannot be played, and return nothing; it "
-                f"returned {shown(returned)}"
-            )
+        call_check(hook, task_data, "TaskError for a task that cannot be played")  # user code
     except AgentsGymError:
         raise
     except BaseException as error:
@@ -254,6 +269,13 @@ def check_task(
             raise
         given = f"{type(error).__name__}: {sentence_of(error)}".removesuffix(": ")
         raise TaskError(f"checking {name} with {hook.__qualname__} raised {given}") from error
+
+
+def call_check(hook: Callable[[Any], Any], value: Any, error: str) -> None:
+    """Call a hook that raises an error if a value is not valid, and reject one that returns its finding instead."""
+    returned = hook(value)
+    if returned is not None:
+        raise ConfigError(f"{hook.__qualname__} must raise {error}, and return nothing; it returned {shown(returned)}")
 
 
 def _check_plainly(task_data: TaskData, name: str) -> None:

@@ -100,6 +100,8 @@ class Judge(RolloutHook):
         require("Judge(on_judge_failure)", on_judge_failure, or_none(is_fraction), "a number in [0, 1] or None")
         require("Judge(max_characters)", max_characters, is_int(1000), "an int of at least 1000")
         require("Judge(num_orders)", num_orders, is_int(1), "a positive int")
+        if num_orders > 1 and scope != "group":
+            raise ConfigError("Judge(num_orders) has no effect without scope='group': only task groups have an order")
         require("Judge(seed)", seed, is_int(0), "a non-negative int")
         self.rubric, self.scope, self.name, self.reference = as_rubric(rubric, scope), scope, name, reference
         self.on_judge_failure, self.num_orders, self.seed = on_judge_failure, num_orders, seed

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 from agentsgym.credit.components import UNNAMED
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_number, is_text, require
-from agentsgym.texts import shown
 
 Scope = Literal["turn", "episode", "group"]
 """What is judged at once: one turn, one rollout, or all rollouts of a task, which are ranked."""
@@ -44,12 +43,10 @@ class Criterion:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        name: Any = self.name
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
-            raise ConfigError(
-                "the name of a criterion must be a word of letters, digits, '_' and '-' other than "
-                f"{' and '.join(map(repr, sorted(_RESERVED)))}, got {shown(name)}"
-            )
+        name, others = self.name, " and ".join(map(repr, sorted(_RESERVED)))
+        is_name = is_text(name) and _NAME.fullmatch(name) and name not in _RESERVED
+        wanted = f"a word of letters, digits, '_' and '-' other than {others}"
+        require("the name of a criterion", name, lambda _: bool(is_name), wanted)
         require(f"the question of criterion {name!r}", self.question, is_text, "a text that is not empty")
         require(f"the weight of criterion {name!r}", self.weight, is_number(), "a finite number")
         scale: Any = self.scale
@@ -84,11 +81,8 @@ def as_rubric(given: Any, scope: Scope) -> tuple[Criterion, ...]:
         criteria = tuple(Criterion(name, question) for name, question in cast("Mapping[Any, Any]", given).items())
     elif isinstance(given, Sequence):
         criteria = tuple(cast("Sequence[Any]", given))
-    if not criteria or not all(isinstance(one, Criterion) for one in criteria):
-        raise ConfigError(
-            "rubric must be a text, a dict of questions by name, or a list of at least one Criterion, got "
-            f"{shown(cast('object', given))}"
-        )
+    is_rubric, wanted = all(isinstance(one, Criterion) for one in criteria), "or a list of at least one Criterion"
+    require("rubric", given, lambda _: bool(criteria) and is_rubric, f"a text, a dict of questions by name, {wanted}")
     counts = Counter(one.name for one in criteria)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(f"the criteria of a rubric must have different names, got {twice[0]!r} {counts[twice[0]]}x")

@@ -79,7 +79,7 @@ def test_a_script_must_be_a_list(script: Any) -> None:
 
 
 def test_a_script_holds_texts_and_actions_only() -> None:
-    with pytest.raises(ConfigError, match="action 1 of a script must be a string or an Action, got 5"):
+    with pytest.raises(ConfigError, match="action 1 of a script must be a str or an Action, got 5"):
         ScriptedAgent(["up", 5])  # type: ignore[list-item]
 
 

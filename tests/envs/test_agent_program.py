@@ -12,6 +12,7 @@ from program_client import Client, RecordingAgent, user
 
 from agentsgym import StopReason
 from agentsgym.envs.AgentProgram import AgentProgramEnv, ProgramOutcome
+from agentsgym.envs.AgentProgram.calls import CallError
 from agentsgym.envs.AgentProgram.exchange import CallTree
 from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
@@ -100,10 +101,11 @@ def test_a_command_finds_the_endpoint_and_its_task_and_is_graded_by_its_exit_cod
 
 
 def test_calls_are_rewarded_by_id_by_header_by_function_and_late() -> None:
-    ids: list[str] = []
+    ids, endpoints = list[str](), list[Any]()
 
     def program(task: Any, endpoint: Any) -> None:
         client = Client(endpoint)
+        endpoints.append(endpoint)
         for number in range(4):
             headers = {"x_agentsgym_reward": '{"pace": 0.5}'} if number == 2 else {}  # of the call before it
             ids.append(client.chat([user(f"go {number}")], headers)["id"])
@@ -119,6 +121,8 @@ def test_calls_are_rewarded_by_id_by_header_by_function_and_late() -> None:
     assert one.turn_rewards == [1.0, 0.5, 0.25, 2.0]
     assert [turn.components for turn in one.turns] == [None, {"pace": 0.5}, None, {"right": 2.0}]
     assert one.final_reward == 3.75
+    with pytest.raises(CallError, match="the rewards are final once the program has ended"):
+        endpoints[0].reward(1.0)
 
 
 def test_a_reward_that_is_not_a_number_is_rejected() -> None:

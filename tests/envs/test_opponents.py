@@ -217,7 +217,7 @@ def test_what_needs_roles_or_the_history_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="list them in the class attribute 'roles'"):
         Alone(opponent=Listening("1"))
-    with pytest.raises(ConfigError, match="must not be set if the roles have separate conversations"):
+    with pytest.raises(ConfigError, match="must be 'append' if the roles have separate conversations"):
         Count(env_config={"opponent": "self", "history": "rerender"})
     with pytest.raises(TaskError, match="must be one of 'A', 'B', 'C', or None to draw it, got 'Z'"):
         Count(opponent=Listening("1")).rollout([{"role": "Z"}], Listening("1"))

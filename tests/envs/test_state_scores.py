@@ -101,7 +101,6 @@ def test_another_discount_than_that_of_the_scores_is_refused(estimator: str, wan
             with pytest.raises(ConfigError, match=rf"'score_discount'\] = {own} must be .* which is {wanted}"):
                 check_environment(env, args, set())
     check_environment(ScoredWalk(), args, set())
-    check_environment(Walk(env_config={"state_scores": "potential"}), args, set())
 
 
 def test_a_fork_of_a_rollout_that_was_cut_names_the_limit() -> None:

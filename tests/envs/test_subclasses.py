@@ -224,10 +224,8 @@ def test_practice_that_nobody_remembers_is_warned_of(given: Any, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         GuessEnv(env_config={"episodes_per_trial": 2, **given})
     [record] = caplog.records
-    assert record.getMessage() == (
-        "env_config['free_shots'] = 1 has no effect with env_config['keep_history'] = False: each episode starts a "
-        "new conversation, in which the practice episodes are not visible"
-    )
+    needed = "env_config['keep_history'] = True, which shows the practice episodes"
+    assert record.getMessage() == f"env_config['free_shots'] = 1 has no effect without {needed}"
 
 
 def test_practice_that_is_remembered_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:

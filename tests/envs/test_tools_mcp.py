@@ -282,7 +282,7 @@ def test_a_server_that_cannot_be_used_is_reported_before_anything_is_played(serv
         ({}, "one of command, url and server"),
         ({"command": ["a"], "url": "http://b"}, "one of command, url and server, got command, url"),
         ({"command": "python server.py"}, "a list of program and arguments"),
-        ({"url": "localhost:1"}, "must begin with http"),
+        ({"url": "localhost:1"}, "must be an HTTP URL, got"),
         ({"url": "http://localhost", "start_timeout_s": 0}, "start_timeout_s must be a positive number"),
         ({"url": "http://localhost", "tools": "price"}, "a list of names"),
     ],

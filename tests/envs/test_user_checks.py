@@ -41,7 +41,7 @@ def test_what_is_no_tokenizer_is_refused(tokenizer: Any, sentence: str) -> None:
 
 
 def test_a_config_field_that_is_none_is_refused_with_the_class() -> None:
-    with pytest.raises(ConfigError, match=r"Mine\.config_fields\['a'\] must be a Field, as in Field\(.*; got 3"):
+    with pytest.raises(ConfigError, match=r"Mine\.config_fields\['a'\] must be a Field .*, as in Field\(.*, got 3"):
         type("Mine", (GuessEnv,), {"config_fields": {"a": 3}})
     with pytest.raises(ConfigError, match=r"Mine\.config_fields must be a dict of Fields, got \['a'\]"):
         type("Mine", (GuessEnv,), {"config_fields": ["a"]})

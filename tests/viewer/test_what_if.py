@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import settings, tasks, trainer_of
+from games import GuessNumber, settings, tasks, trainer_of
 
 from agentsgym import ConfigError, GRPOEnvConfig, RolloutStore, Trajectory
 from agentsgym.credit.assignment import AdvantageAssigner
@@ -94,7 +94,8 @@ def test_a_record_keeps_the_fields_that_it_has_always_had(
     assert CreditSettings.from_dict(written).estimator() == args.estimator()
 
 
-def test_another_discount_than_that_of_a_potential_is_refused(tmp_path: Path) -> None:
+def test_another_discount_than_that_of_a_potential_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(GuessNumber, "_score_state", lambda self, state: 0.0)
     answers = answers_of(trained(tmp_path, advantage_estimator="grpo", env_config={"state_scores": "potential"}))
     key, requested = next(iter(answers.index.groups)), {"estimator": "return_to_go", "scale": "none"}
     answers.what_if(key, requested)

@@ -21,7 +21,7 @@ from agentsgym.envs.contract import State
 from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.envs.shared.text_worlds import TextWorldBase, process_fields, read_command
 from agentsgym.errors import ConfigError, TaskError
-from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, is_strings, or_none
+from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, is_strings, or_none, require
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
@@ -150,9 +150,8 @@ class ALFWorldEnv(TextWorldBase):
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         game_file(self._data, task_data.get("game"))
-        kind = task_data.get("task_type")
-        if kind is not None and kind not in TASK_TYPES:
-            raise TaskError(f"task_data['task_type'] must be one of {', '.join(TASK_TYPES)}, got {shown(kind)}")
+        kinds, given = f"one of {', '.join(TASK_TYPES)}", task_data.get("task_type")
+        require("task_data['task_type']", given, or_none(lambda kind: kind in TASK_TYPES), kinds, TaskError)
 
     def _observation(self, response: Mapping[str, Any]) -> str:
         show = self.env_config["show_commands"]
@@ -292,10 +291,8 @@ def find_games(data: Path, split: str) -> list[dict[str, str]]:
 
 def game_file(data: Path, path: Any) -> Path:
     """Locate the file of a task's game."""
-    if not isinstance(path, str) or not path:
-        raise TaskError(
-            f"task_data['game'] must be the path of a {GAME} relative to the data folder, got {shown(path)}"
-        )
+    place = f"the path of a {GAME} relative to the data folder"
+    require("task_data['game']", path, lambda given: given and is_str(given), place, TaskError)
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts:
         raise TaskError(f"task_data['game'] must be a path inside the data folder, got {shown(path)}")

@@ -22,6 +22,7 @@ from agentsgym.envs.AgentProgram.programs import (
 )
 from agentsgym.envs.AgentProgram.server import current_endpoint
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import chat_format_of
 from agentsgym.envs.dataset_rows import TaskData
@@ -63,6 +64,10 @@ class AgentProgramEnv(MultistepEnv):
     spec = SPEC
     program: Any = None
     exchange_class = CallExchange
+    never_called: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("_system_prompt", "_format_prompt", "_step_action", "_step_episode"),
+        "the turns are the calls of the program, whose outcome _grade rewards",
+    )
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 100}
     config_fields: ClassVar[Mapping[str, Field]] = {
         "reward_timeout_s": Field(default=0.0, expected="a number of at least 0", valid=is_number(0)),
@@ -103,8 +108,7 @@ class AgentProgramEnv(MultistepEnv):
         if not callable(given):
             check_command(given)
         self._program: Program = given
-        if grade is not None and not callable(grade):
-            raise ConfigError(f"grade must be a function of the task and the outcome, got {shown(grade)}")
+        require("grade", grade, or_none(callable), "a function of the task and the outcome")
         self._grade_given = grade
         cpu_s, memory_mb = self.env_config["max_cpu_s"], self.env_config["max_memory_mb"]
         if (cpu_s or memory_mb) and sys.platform != "linux":
@@ -114,7 +118,10 @@ class AgentProgramEnv(MultistepEnv):
         self._formats: dict[str, ChatFormat | None] = {}
 
     def _check_config(self, config: dict[str, Any]) -> None:
-        require("env_config['episodes_per_trial']", config["episodes_per_trial"], lambda number: number == 1, "1")
+        for key in ("episodes_per_trial", "system_prompt", "history", "error_allowance"):
+            own = COMMON_FIELDS[key].default
+            wanted = f"{own!r}, since the program writes its prompts and decides when it ends"
+            require(f"env_config[{key!r}]", config[key], lambda given, own=own: given in (own, ""), wanted)
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the chat formats, which another process makes itself."""

@@ -286,7 +286,7 @@ class CallExchange(Exchange):
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         reward, info = as_grade(*call_environment(cast("Any", self.env)._graded, self.task_data, self._outcome(state)))
-        conversation.info = {**self._counts(state), **info}
+        conversation.info, state["session"].is_graded = {**self._counts(state), **info}, True
         last = len(turns) - 1 if self._delivered is None else self._delivered
         by_turn: dict[int, list[GivenReward]] = {last: [reward]}
         for call_id, reward in state["session"].rewards:

@@ -80,6 +80,7 @@ class Session:
         key: The API key by which the endpoint knows the program.
         rewards: The rewards in the order in which they arrived, each with the id of its call.
         has_all_rewards: Set once the program has announced that no reward follows.
+        is_graded: Whether the outcome is graded, so that the rewards are final.
         last_used: When the last call arrived, on the monotonic clock.
         num_tokens: Returns the number of tokens in the prompt of a conversation; 0 without a tokenizer.
         on_final: Called when no reward follows.
@@ -94,6 +95,7 @@ class Session:
         self.rewards: list[tuple[str, GivenReward]] = []
         self.answered: list[str] = []
         self.has_all_rewards = asyncio.Event()
+        self.is_graded = False
         self.last_used = time.monotonic()
         self.num_tokens: Callable[[CallRequest], int] = lambda _: 0
         self.is_ended_by_owner = False
@@ -170,6 +172,8 @@ class Session:
             sentence = f"call must be the id of a call, a str, or None, got {shown(call_id)}: the reward comes first"
             raise CallError(sentence, param="call")
         reward = received_reward(reward)
+        if self.is_graded:
+            raise CallError("the rewards are final once the program has ended, unless reward_timeout_s waits for more")
         if not self.answered:
             raise CallError(NOTHING_TO_REWARD)
         known = self.answered[-1] if call_id is None else plain_id(call_id)

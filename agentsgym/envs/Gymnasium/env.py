@@ -19,7 +19,7 @@ from agentsgym.envs.Gymnasium.descriptions import RENDERERS, EnvDescription, Ren
 from agentsgym.envs.Gymnasium.exact import ValueTable, legal_outcomes, value_table
 from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, has_str_keys, is_str
+from agentsgym.fields import Field, has_str_keys, is_str, one_of, require
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -154,9 +154,8 @@ class GymnasiumEnv(MultistepEnv):
                 f"env_config['render'] must be 'observation' or a callable for {config['id']!r}, which does not "
                 f"support the render mode 'ansi', only {shown(list(modes))}"
             )
-        mode: Any = kwargs.get("render_mode", "ansi")
-        if mode != "ansi":
-            raise ConfigError(f"env_config['make_kwargs']['render_mode'] must be 'ansi' or omitted, got {shown(mode)}")
+        mode = kwargs.get("render_mode", "ansi")
+        require("env_config['make_kwargs']['render_mode']", mode, one_of("ansi"), "'ansi' or omitted")
         if "ansi" in modes:
             kwargs["render_mode"] = "ansi"
         return kwargs

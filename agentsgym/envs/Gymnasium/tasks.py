@@ -62,6 +62,8 @@ def task_dataset(
     description = find_description(env_id)
     if settings["random_maps"] and not (description and description.has_maps):
         raise ConfigError(f"random_maps=True is only valid for FrozenLake, but env_config['id'] is {shown(env_id)}")
+    if not settings["random_maps"] and (unused := sorted({"map_size", "frozen_probability"} & options.keys())):
+        raise ConfigError(f"{unused[0]} has no effect without random_maps=True")
     maps = random_maps(part, settings) if settings["random_maps"] else None
     tasks: list[dict[str, Any]] = []
     for row in range(settings["size"]):

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.boundary import system_messages
 from agentsgym.envs.contract import State, Stepped
@@ -18,7 +18,7 @@ from agentsgym.envs.PriceList import SPEC
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.sources import SessionTools, parallel
 from agentsgym.errors import TaskError, did_you_mean
-from agentsgym.fields import Field, is_int, is_strings, require
+from agentsgym.fields import Field, is_dict, is_int, is_list, is_strings, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.types import Action
@@ -185,16 +185,13 @@ class PriceListEnv(ToolEnv):
         return tasks
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
-        goods, prices, times = (task_data.get(key) for key in ("goods", "prices", "times"))
-        if not isinstance(prices, Mapping) or not all(is_int(1)(price) for price in prices.values()):  # pyright: ignore[reportUnknownVariableType]
-            raise TaskError(f"task_data['prices'] must map goods to positive ints, got {shown(prices)}")  # pyright: ignore[reportUnknownArgumentType]
-        if not isinstance(goods, list | tuple) or len(goods) not in (1, 2) or not all(good in prices for good in goods):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            raise TaskError(f"task_data['goods'] must list one or two of the goods in 'prices', got {shown(goods)}")  # pyright: ignore[reportUnknownArgumentType]
-        if times is not None and not (is_int(1)(times) and len(goods) == 1):  # pyright: ignore[reportUnknownArgumentType]
-            raise TaskError(
-                "task_data['times'] must be None, or a positive int if there is only one good, got "
-                f"{shown(times)} with {len(goods)} goods"  # pyright: ignore[reportUnknownArgumentType]
-            )
+        goods, prices, times = map(cast("Any", task_data.get), ("goods", "prices", "times"))
+        are_prices = is_dict(prices) and all(map(is_int(1), prices.values()))
+        require("task_data['prices']", prices, lambda _: are_prices, "a dict of positive ints by good", TaskError)
+        are_goods = is_list(goods) and len(goods) in (1, 2) and all(good in prices for good in goods)
+        require("task_data['goods']", goods, lambda _: are_goods, "a list of one or two goods in 'prices'", TaskError)
+        is_factor = or_none(lambda value: is_int(1)(value) and len(goods) == 1)
+        require("task_data['times']", times, is_factor, "None, or a positive int if there is only one good", TaskError)
 
     def _tools(self) -> Any:
         return [SessionTools(tools_class=Till), *super()._tools()]

@@ -102,20 +102,16 @@ class ReasoningEvalsEnv(MultistepEnv):
     task_fields: ClassVar[Collection[str] | None] = ("question", "answer", "choices", "task", "difficulty", "item")
 
     def _check_config(self, config: dict[str, Any]) -> None:
-        attempts, turns = config["max_attempts"], config["max_steps_per_episode"]
-        if attempts > turns:
-            raise ConfigError(
-                "env_config['max_attempts'] must be at most env_config['max_steps_per_episode'], "
-                f"got {attempts} and {turns}"
-            )
+        turns = config["max_steps_per_episode"]
+        most = f"at most env_config['max_steps_per_episode'], {turns}"
+        require("env_config['max_attempts']", config["max_attempts"], lambda number: number <= turns, most)
         if config["grader"] in ("auto", "math") and importlib.util.find_spec("math_verify") is None:
             raise MissingDependencyError("math-verify", SPEC.extra)
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         if task_data.get("task") is not None:
             item = task_data.get("item")
-            if item is not None and not is_int(0)(item):
-                raise TaskError(f"task_data['item'] must be an int >= 0 or None, got {shown(item)}")
+            require("task_data['item']", item, lambda it: it is None or is_int(0)(it), "an int >= 0 or None", TaskError)
             both = [name for name in ("question", "answer", "choices") if task_data.get(name) is not None]
             if both:
                 raise TaskError(f"task_data must not have both 'task' (of reasoning-gym) and {both[0]!r}")
@@ -125,12 +121,13 @@ class ReasoningEvalsEnv(MultistepEnv):
                 raise TaskError(f"task_data cannot be played: {sentence_of(error)}") from error
             return
         for name in ("question", "answer"):
-            value = task_data.get(name)
-            if not is_text(value):
-                raise TaskError(f"task_data[{name!r}] must be a string, got {shown(value)}")
-        choices = task_data.get("choices")
-        if choices is not None:
-            _check_choices(choices, task_data["answer"])
+            require(f"task_data[{name!r}]", task_data.get(name), is_text, "a string", TaskError)
+        if (choices := task_data.get("choices")) is not None:
+            require("task_data['choices']", choices, are_choices, "a list of 2 to 26 strings", TaskError)
+            letters = string.ascii_uppercase[: len(choices)]
+            is_letter = task_data["answer"].strip() in [*letters]
+            wanted = f"the letter of a choice, one of {letters}"
+            require("task_data['answer']", task_data["answer"], lambda _: is_letter, wanted, TaskError)
 
     def _system_prompt(self) -> str | None:
         extractor = self.env_config["extractor"]
@@ -233,20 +230,12 @@ class ReasoningEvalsEnv(MultistepEnv):
         return task_dataset(cls, env_config, "eval", options)
 
 
-def _check_choices(choices: Any, answer: str) -> None:
-    if not are_choices(choices):
-        raise TaskError(f"task_data['choices'] must be a list of 2 to 26 strings, got {shown(choices)}")
-    letters = string.ascii_uppercase[: len(choices)]
-    if answer.strip() not in [*letters]:
-        raise TaskError(f"task_data['answer'] must be the letter of a choice, one of {letters}, got {shown(answer)}")
-
-
 def _attempts(num_left: int) -> str:
     return f"You have {num_left} {'attempt' if num_left == 1 else 'attempts'} left."
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the generated rows.
+    """Options of the generated rows, in addition to those of :class:`~.CommonOptions`.
 
     Attributes:
         data: A custom table of questions: the path to a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict
@@ -258,10 +247,8 @@ class DatasetOptions(CommonOptions, total=False):
             default.
         difficulty: The difficulty of generated problems: a level from 0, a dict of options, or None for the defaults.
         size: The number of rows; by default one per question, or 1,000 problems.
-        seed: The seed of the order of questions, and of the problems.
         split: ``"disjoint"`` if training and evaluation share no questions, for which problems are generated up front;
             ``"all"`` if each gets every question, or any generated problem.
-        eval_fraction: The fraction of questions that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     data: Any

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_int
+from agentsgym.fields import is_dict, is_int, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -85,9 +85,8 @@ def check_generated(task: Any, difficulty: Any) -> None:
         raise ConfigError(f"reasoning-gym has no task {shown(task)}{did_you_mean(task, task_names())}")
     if task in UNSOUND:
         raise ConfigError(f"the reasoning-gym task {task!r} is not supported: {UNSOUND[task]}")
-    if difficulty is not None and not (is_int(0)(difficulty) or isinstance(difficulty, Mapping)):
-        expected = "a level (an int >= 0), a dict of the generator's options, or None"
-        raise ConfigError(f"the difficulty of {task!r} must be {expected}, got {shown(difficulty)}")
+    expected = "a level (an int >= 0), a dict of the generator's options, or None"
+    require(f"the difficulty of {task!r}", difficulty, or_none(lambda it: is_int(0)(it) or is_dict(it)), expected)
     try:
         _generator(task, cast("Difficulty", difficulty), 0)
     except ConfigError:
@@ -153,8 +152,7 @@ def _generator(task: str, difficulty: Difficulty, seed: int) -> Any:
         raise ConfigError(f"{task!r} has no levels of difficulty: pass a dict of its options, or None")
     curriculum = _factory().create_curriculum(task)
     highest = max((len(attribute.levels) for attribute in curriculum.attributes.values()), default=1) - 1
-    if difficulty > highest:
-        raise ConfigError(f"the difficulty of {task!r} must be a level from 0 to {highest}, got {difficulty}")
+    require(f"the difficulty of {task!r}", difficulty, lambda it: it <= highest, f"a level from 0 to {highest}")
     curriculum.set_global_level(difficulty)
     config = curriculum.generate_configuration({"size": 1, "seed": seed})
     return _factory().DATASETS[task][0](config)

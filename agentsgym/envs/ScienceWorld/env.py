@@ -21,7 +21,7 @@ from agentsgym.envs.shared.text_worlds import (
     process_fields,
 )
 from agentsgym.errors import ConfigError, MissingDependencyError, TaskError, did_you_mean
-from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings, one_of, or_none
+from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings, one_of, or_none, require
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -93,12 +93,9 @@ class ScienceWorldEnv(TextWorldBase):
         if not isinstance(name, str) or name not in TASKS:
             hint = did_you_mean(name, TASKS) if isinstance(name, str) else ""
             raise TaskError(f"task_data['task'] must be the name of a ScienceWorld task, got {shown(name)}{hint}")
-        num_variations = TASKS[name].num
-        if variation is not None and not (is_int(0)(variation) and variation < num_variations):
-            raise TaskError(
-                f"task_data['variation'] of {name!r} must be an int from 0 to {num_variations - 1}, got "
-                f"{shown(variation)}"
-            )
+        last, place = TASKS[name].num - 1, f"task_data['variation'] of {name!r}"
+        is_variation = or_none(lambda value: is_int(0)(value) and value <= last)
+        require(place, variation, is_variation, f"an int from 0 to {last}", TaskError)
         if "noElectricalAction" in self.env_config["simplifications"] and any(word in name for word in _ELECTRICAL):
             raise TaskError(
                 f"the task {name!r} needs wires, which 'noElectricalAction' removes: drop it from "

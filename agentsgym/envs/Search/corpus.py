@@ -5,6 +5,7 @@ A custom search engine is any callable ``(query, k) -> passages`` (``env_config[
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -134,6 +135,11 @@ class BM25Index:
         self._passages = passages
         self._options = options
         self._ranker = ranker
+
+    @functools.cached_property
+    def titles(self) -> frozenset[str]:
+        """The titles of all passages."""
+        return frozenset(one.title for one in self._passages)
 
     def __call__(self, query: str, k: int) -> list[Passage]:
         """Return at most ``k`` passages that share a word with the query, the best first."""

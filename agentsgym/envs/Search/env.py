@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.credit.components import add_rewards
-from agentsgym.envs.boundary import system_messages
+from agentsgym.envs.boundary import system_messages, warn_once
 from agentsgym.envs.contract import State, Stepped
-from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
+from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, QUESTION, is_source
 from agentsgym.envs.Search import SPEC, formats, world
 from agentsgym.envs.Search.corpus import IndexOptions, Passage, as_passages, load_corpus, open_index
 from agentsgym.envs.Search.formats import TOOL
-from agentsgym.envs.Search.world import GENERATED, DatasetOptions, task_dataset
+from agentsgym.envs.Search.world import GENERATED, DatasetOptions, are_texts, task_dataset
 from agentsgym.envs.Tools.calls import Plan
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.results import ToolResult
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, choice_field, is_dict, is_int, is_number, is_str, is_strings, is_text, or_none
-from agentsgym.texts import sentence_of, shown
+from agentsgym.fields import Field, choice_field, is_dict, is_int, is_number, is_str, is_strings, or_none, require
+from agentsgym.texts import sentence_of
 from agentsgym.types import Action, Message, ToolCall
 
 if TYPE_CHECKING:
@@ -202,14 +202,15 @@ class SearchEnv(ToolEnv):
         _ = self._retriever  # raises if the corpus cannot be read
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
-        question, answers = task_data.get("question"), task_data.get("answers")
-        if not is_text(question):
-            raise TaskError(f"task_data['question'] must be a string, got {shown(question)}")
-        if not (is_strings(answers) and answers and all(map(is_text, answers))):
-            raise TaskError(f"task_data['answers'] must be a list of at least one string, got {shown(answers)}")
         evidence = task_data.get("evidence")
-        if evidence is not None and not is_strings(evidence):
-            raise TaskError(f"task_data['evidence'] must be a list of titles or None, got {shown(evidence)}")
+        require("task_data['question']", task_data.get("question"), QUESTION.valid, QUESTION.expected, TaskError)
+        require("task_data['answers']", task_data.get("answers"), are_texts, "a list of at least one string", TaskError)
+        require("task_data['evidence']", evidence, or_none(is_strings), "a list of titles or None", TaskError)
+        if self.env_config["evidence_reward"]:
+            titles = {*(evidence or ())}
+            known = titles if self.env_config["retriever"] else cast("Any", self._retriever).titles
+            if not titles or not titles <= known:
+                warn_once("evidence_reward cannot be earned in full: a task has no evidence, or a title of no passage")
 
     def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
         return [formats.SEARCH_SCHEMA, *(super()._tools() or ())]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, names_in_part, row_env, rows_of
 from agentsgym.envs.datasets.sources import QUESTION, QUESTION_OPTIONS, Column, questions_of_part, read_questions
-from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Field, is_int, is_strings, is_text, require
+from agentsgym.errors import ConfigError
+from agentsgym.fields import Field, check_choice, is_int, is_strings, is_text, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
@@ -128,8 +128,7 @@ def paths_of(hops: Iterable[int]) -> list[Path]:
     """Return the chains of relations with the given numbers of hops."""
     numbers = set(hops)
     known = {len(path) for path in QUESTIONS}
-    if not numbers or not numbers <= known:
-        raise ConfigError(f"hops must be a subset of {sorted(known)}, got {sorted(numbers)}")
+    require("hops", sorted(numbers), lambda _: bool(numbers) and numbers <= known, f"a subset of {sorted(known)}")
     return [path for path in QUESTIONS if len(path) in numbers]
 
 
@@ -137,8 +136,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raise :class:`ConfigError` for an unknown or invalid option of a world."""
     known = ("num_people", "num_firms", "num_towns", "num_rivers", "num_seas", "seed")
     for key in options:
-        if key not in known:
-            raise ConfigError(f"env_config['world'] has the unknown key {key!r}{did_you_mean(key, known)}")
+        check_choice("a key of env_config['world']", key, known)
 
 
 def path_of_question(text: str) -> tuple[str, Path] | None:
@@ -191,7 +189,7 @@ _OPTIONS: Mapping[str, Field] = {
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the generated rows.
+    """Options of the generated rows, in addition to those of :class:`~.CommonOptions`.
 
     Attributes:
         data: A custom table of questions: the path to a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict
@@ -199,11 +197,8 @@ class DatasetOptions(CommonOptions, total=False):
         columns: The data's columns for ``question``, ``answers`` and ``evidence`` (optional). ``answers`` is a list of
             texts, or one text.
         hops: The numbers of facts that lead to an answer in the generated world; a subset of 1 to 4.
-        size: The number of rows; by default one per question.
-        seed: The seed of the order of questions and of the tasks' seeds; it never moves a question between the splits.
         split: ``"disjoint"`` if training and evaluation share no people (generated world) or questions (custom data),
             ``"all"`` if each gets all of them.
-        eval_fraction: The fraction that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     data: Any
@@ -211,11 +206,16 @@ class DatasetOptions(CommonOptions, total=False):
     hops: Sequence[int]
 
 
+def are_texts(value: Any) -> bool:
+    """Whether a value is a list of at least one text."""
+    return bool(is_strings(value) and value and all(map(is_text, value)))
+
+
 _COLUMNS = {
     "question": QUESTION,
     "answers": Column(
         default="answers",
-        valid=lambda value: is_text(value) or bool(is_strings(value) and value and all(map(is_text, value))),
+        valid=lambda value: is_text(value) or are_texts(value),
         expected="a string or a list of at least one string",
     ),
     "evidence": Column(default="evidence", valid=is_strings, expected="a list of titles", is_optional=True),
@@ -228,6 +228,8 @@ def task_dataset(
     """Make the rows of a split, with ``env_config`` unchanged."""
     config = row_env(env_class, env_config, "retriever").env_config
     settings = checked_options(options, _OPTIONS)
+    if settings["data"] is not None and "hops" in options:
+        raise ConfigError("hops has no effect with data: it selects questions about the generated world")
     if settings["data"] is not None:
         rows = read_questions(settings, _COLUMNS)
         for row in rows:

@@ -20,8 +20,7 @@ from agentsgym.envs.Terminal.launch import HOME
 from agentsgym.envs.Terminal.shell import ISOLATIONS, Result, Sandbox, Shell, isolation_for, printable
 from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, make_task
 from agentsgym.errors import ConfigError, TaskError
-from agentsgym.fields import Field, choice_field, is_int, is_seconds, is_strings, or_none
-from agentsgym.texts import shown
+from agentsgym.fields import Field, choice_field, is_int, is_seconds, is_strings, one_of, or_none, require
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -139,12 +138,9 @@ class TerminalEnv(MultistepEnv):
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         family, level, part = task_data.get("family"), task_data.get("level"), task_data.get("part", "train")
-        if not isinstance(family, str) or family not in FAMILIES:
-            raise TaskError(f"task_data['family'] must be one of {', '.join(FAMILIES)}, got {shown(family)}")
-        if not _is_level(level):
-            raise TaskError(f"task_data['level'] must be 1, 2 or 3, got {shown(level)}")
-        if part not in ("train", "eval"):
-            raise TaskError(f"task_data['part'] must be 'train' or 'eval', got {shown(part)}")
+        require("task_data['family']", family, one_of(*FAMILIES), f"one of {', '.join(FAMILIES)}", TaskError)
+        require("task_data['level']", level, _is_level, "1, 2 or 3", TaskError)
+        require("task_data['part']", part, one_of("train", "eval"), "'train' or 'eval'", TaskError)
 
     def _prepare_play(self, tasks: Sequence[Mapping[str, Any]], num_live: int) -> None:
         isolation_for(self.env_config["isolation"])

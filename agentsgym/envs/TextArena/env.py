@@ -7,7 +7,7 @@ import random
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from agentsgym.agents.base import Agent, as_agent
+from agentsgym.agents.base import Agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import validated_config
 from agentsgym.envs.contract import State, Stepped
@@ -21,7 +21,7 @@ from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.envs.TextArena.observations import with_header
 from agentsgym.envs.TextArena.players import LegalPlayer
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, or_none
+from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, or_none, require
 from agentsgym.texts import shown
 from agentsgym.types import Message
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_ACTION_CHARACTERS = 100_000
-
-_IS_SEAT = or_none(is_int(0))
 
 
 class TextArenaEnv(MultistepEnv):
@@ -78,7 +76,7 @@ class TextArenaEnv(MultistepEnv):
         "game": Field(default=None, expected="a game's id, as 'Wordle-v0'", valid=is_str),
         "game_options": Field(default={}, expected="a dict of the game's options", valid=has_str_keys),
         "num_players": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
-        "seat": Field(default=None, expected="an int >= 0, or None to draw it", valid=_IS_SEAT),
+        "seat": Field(default=None, expected="an int >= 0, or None to draw it", valid=or_none(is_int(0))),
         "opponent": Field(default="random", expected="a player's name, or names by seat", valid=is_player_name),
         "shared_conversation": Field(default=None, expected="True, False or None", valid=or_none(is_bool)),
         "opening_moves": Field(default=0, expected="an int >= 0", valid=is_int(0)),
@@ -104,15 +102,13 @@ class TextArenaEnv(MultistepEnv):
         super().__init__(tokenizer, env_config, opponent=opponent)
         config = self.env_config
         given: Any = config["gamemaster"] if gamemaster is None else gamemaster
-        if isinstance(given, str):
-            given = named_agent(given, "env_config['gamemaster']")
-        elif given is not None:
-            given = as_agent(given)
-        self._gamemaster: Player | None = given
+        self._gamemaster: Player | None = None if given is None else named_agent(given, "env_config['gamemaster']")
         self._factory = GameFactory(
             self.game, config["game_options"], word_list=config["word_list"], has_gamemaster=given is not None
         )
         self._factory.check_start(self.num_players)
+        if config["shared_conversation"] and not self.plays_itself:
+            raise ConfigError("env_config['shared_conversation'] has no effect without env_config['opponent'] = 'self'")
         if self.opponents is not None and config["seat"] is not None and self.opponents.names(config["seat"]):
             raise ConfigError(
                 f"env_config['opponent'] names a player for seat {config['seat']}, which is the agent's own"
@@ -147,8 +143,8 @@ class TextArenaEnv(MultistepEnv):
         return self.plays_itself and (is_public if wanted is None else wanted)
 
     def _check_seat(self, seat: Any, name: str, error: type[ConfigError | TaskError]) -> None:
-        if not _IS_SEAT(seat) or (seat is not None and seat >= self.num_players):
-            raise error(f"{name} must be an int in [0, {self.num_players}) or None, got {shown(seat)}")
+        is_seat = or_none(lambda value: is_int(0)(value) and value < self.num_players)
+        require(name, seat, is_seat, f"an int in [0, {self.num_players}) or None", error)
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         self._check_seat(task_data.get("seat"), "task_data['seat']", TaskError)

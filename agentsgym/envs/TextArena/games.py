@@ -93,6 +93,8 @@ class GameFactory:
             check_nltk(game)
         self._has_gamemaster = has_gamemaster
         is_run_by_model = self._world in (*JURY_GAMES, *GAMEMASTER_GAMES)
+        if has_gamemaster and not is_run_by_model:
+            raise ConfigError(f"{game} is not run by a language model, so it has no gamemaster: omit it")
         if is_run_by_model and not has_gamemaster and "OPENROUTER_API_KEY" not in os.environ:
             raise ConfigError(
                 f"{game} requires a language model as gamemaster: pass TextArenaEnv(gamemaster=agent), or name one in "

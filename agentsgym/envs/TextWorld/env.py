@@ -23,7 +23,7 @@ from agentsgym.envs.datasets.options import (
 )
 from agentsgym.envs.shared.text_worlds import TextWorldBase, process_fields
 from agentsgym.envs.TextWorld import SPEC
-from agentsgym.errors import ConfigError, TaskError, did_you_mean
+from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import (
     Field,
     choice_field,
@@ -35,6 +35,7 @@ from agentsgym.fields import (
     is_strings,
     one_of,
     or_none,
+    require,
 )
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
@@ -101,18 +102,10 @@ def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     {'level': 5}
     >>> checked_game_options("simple", {"goals": "brief"})
     Traceback (most recent call last):
-    agentsgym.errors.ConfigError: env_config['options']['goals'] is unknown for kind 'simple'; did you mean 'goal'?
+    agentsgym.errors.ConfigError: env_config['options'] of kind 'simple' has no option 'goals'; did you mean 'goal'?
     """
-    fields = KINDS[kind]
-    options = {name: field.default for name, field in fields.items()}
-    for name, value in given.items():
-        if name not in fields:
-            raise ConfigError(
-                f"env_config['options'][{shown(name)}] is unknown for kind {kind!r}{did_you_mean(name, fields)}"
-            )
-        if not fields[name].valid(value):
-            raise ConfigError(f"env_config['options'][{name!r}] must be {fields[name].expected}, got {shown(value)}")
-        options[name] = value
+    place = "env_config['options']"
+    options = checked_options(given, KINDS[kind], f"{place} of kind {kind!r}", f"{place}[{{!r}}]")
     if kind == "cooking":
         _check_cooking(options)
     elif kind == "coin_collector":
@@ -196,15 +189,13 @@ class TextWorldEnv(TextWorldBase):
         super()._check_config(config)
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
-        file, seed = task_data.get("file"), task_data.get("game_seed")
+        file: Any = task_data.get("file")
+        seed: Any = task_data.get("game_seed")
         if self.env_config["kind"] == FILES:
-            if not isinstance(file, str) or not file:
-                raise TaskError(f"task_data['file'] must be the path of a .z8 game, got {shown(file)}")
-            path = Path(file).expanduser()
-            if path.suffix != ".z8" or not path.is_file():
-                raise TaskError(
-                    f"task_data['file'] must be the path of a .z8 file, as written by tw-make, got {shown(file)}"
-                )
+            path = Path(file).expanduser() if is_str(file) else Path()
+            is_game = path.suffix == ".z8" and path.is_file()
+            wanted = "the path of a .z8 file, as written by tw-make"
+            require("task_data['file']", file, lambda _: is_game, wanted, TaskError)
             if not path.with_suffix(".json").is_file():
                 raise TaskError(f"task_data['file'] = {shown(file)} needs its description {path.stem}.json next to it")
         elif file is not None:
@@ -212,8 +203,8 @@ class TextWorldEnv(TextWorldBase):
                 "task_data['file'] is only valid if env_config['kind'] is 'files', but it is "
                 f"{self.env_config['kind']!r}"
             )
-        if seed is not None and not (is_int(0)(seed) and seed < 2**32):
-            raise TaskError(f"task_data['game_seed'] must be an int from 0 to 2**32 - 1, got {shown(seed)}")
+        is_seed = or_none(lambda value: is_int(0)(value) and value < 2**32)
+        require("task_data['game_seed']", seed, is_seed, "an int from 0 to 2**32 - 1", TaskError)
 
     def _engine_task(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         config = self.env_config

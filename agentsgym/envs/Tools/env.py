@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.boundary import as_answer, checked_reward
+from agentsgym.envs.boundary import as_answer, checked_reward, warn_once
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import check_tool_use
 from agentsgym.envs.tool_schemas import schemas_of
@@ -34,9 +34,9 @@ from agentsgym.envs.Tools.sources import (
     registered_tools,
 )
 from agentsgym.envs.Tools.tasks import MATCHES, DatasetOptions, matches, task_dataset
-from agentsgym.errors import ConfigError, TaskError, did_you_mean
+from agentsgym.errors import ConfigError, TaskError, did_you_mean, misspelled
 from agentsgym.event_loop import awaited
-from agentsgym.fields import Field, choice_field, is_int, is_number, is_seconds, is_str, is_strings, or_none
+from agentsgym.fields import Field, choice_field, is_int, is_number, is_seconds, is_str, is_strings, or_none, require
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.types import Action, Message, ToolCall
@@ -108,6 +108,7 @@ class ToolEnv(MultistepEnv):
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = TOOL_FIELDS
+    never_called: ClassVar[Mapping[str, str]] = {"_step_episode": "override _step_action, or _call_tool and _answer"}
 
     def __init__(
         self,
@@ -208,13 +209,13 @@ class ToolEnv(MultistepEnv):
         if not isinstance(question, str) or not question:
             given = shown(question) if "question" in task_data else f"the keys {shown(sorted(map(str, task_data)))}"
             raise TaskError(f"task_data needs a 'question' (a str), got {given}")
-        answer = task_data.get("answer")
+        answer, near = task_data.get("answer"), [key for key in task_data if misspelled(key, ["answer"])]
+        if near and answer is None and type(self)._reward_answer is ToolEnv._reward_answer:
+            warn_once("task_data[%r] is not compared with the agent's answer; did you mean 'answer'?", near[0])
         options: list[Any] = [*answer] if isinstance(answer, list | tuple) else [answer]
         is_valid = bool(options) and all(isinstance(one, str | int | float) for one in options)
-        if answer is not None and not is_valid:
-            raise TaskError(
-                f"task_data['answer'] must be a string, a number or a list of these, got {shown(task_data['answer'])}"
-            )
+        kinds = "a string, a number or a list of these"
+        require("task_data['answer']", answer, or_none(lambda _: is_valid), kinds, TaskError)
 
     # The hooks of an environment
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 from agentsgym.envs.shared.timed import CallTimeoutError
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import run_coroutine
-from agentsgym.fields import is_seconds, require
+from agentsgym.fields import is_seconds, is_str, or_none, require
 from agentsgym.texts import shown
 
 
@@ -56,12 +56,10 @@ class McpServer:
             raise ConfigError(
                 f"McpServer requires exactly one of command, url and server, got {', '.join(given) or 'none'}"
             )
-        if self.command is not None and (isinstance(self.command, str) or not self.command):
-            raise ConfigError(f"McpServer.command must be a list of program and arguments, got {shown(self.command)}")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"McpServer.url must begin with http:// or https://, got {shown(self.url)}")
-        if isinstance(self.tools, str):
-            raise ConfigError(f"McpServer.tools must be a list of names, got {shown(self.tools)}")
+        is_command = or_none(lambda value: not isinstance(value, str) and bool(value))
+        require("McpServer.command", self.command, is_command, "a list of program and arguments")
+        require("McpServer.url", self.url, or_none(lambda url: url.startswith(("http://", "https://"))), "an HTTP URL")
+        require("McpServer.tools", self.tools, lambda tools: not is_str(tools), "a list of names")
         require("McpServer.start_timeout_s", self.start_timeout_s, is_seconds, "a positive number")
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -142,8 +140,7 @@ class SessionTools:
     make: Callable[[dict[str, Any], random.Random], Any] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tools_class, type):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"SessionTools.tools_class must be a class, got {shown(self.tools_class)}")
+        require("SessionTools.tools_class", self.tools_class, inspect.isclass, "a class")
         if not self.methods():
             raise ConfigError(f"SessionTools: {self.tools_class.__name__} has no public methods to use as tools")
 

@@ -27,16 +27,12 @@ _ABSOLUTE_TOLERANCE = Fraction(1, 10**12)
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the generated rows.
+    """Options of the generated rows, in addition to those of :class:`~.CommonOptions`.
 
     Attributes:
         data: The table: the path to a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict of arguments for
             ``datasets.load_dataset``.
         columns: The table column for each key of a task; see :func:`tasks_from`.
-        size: The number of rows; by default one per question.
-        seed: The seed of the order of questions and of the tasks' seeds; it never moves a question between the splits.
-        split: ``"disjoint"`` if training and evaluation share no questions, ``"all"`` if each gets every question.
-        eval_fraction: The fraction of questions that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     data: Any

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.boundary import system_messages
+from agentsgym.envs.boundary import system_messages, warn_once
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import (
@@ -30,7 +30,7 @@ from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.user_checks import is_async
 from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
-from agentsgym.fields import Field, choice_field, is_bool, is_number, is_strings, or_none
+from agentsgym.fields import Field, choice_field, is_bool, is_number, is_str, is_strings, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
@@ -132,11 +132,12 @@ class TwentyQuestionsEnv(MultistepEnv):
         return load_knowledge()
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
-        if "solution" not in task_data:
-            raise TaskError(f"task_data needs a 'solution' (str), got the keys {sorted(map(str, task_data))}")
-        solution = task_data["solution"]
-        if not (isinstance(solution, str) and load_reader().canonical(solution)):
-            raise TaskError(f"task_data['solution'] must be one or more words, got {shown(solution)}")
+        solution: Any = task_data.get("solution")
+        name = load_reader().canonical(solution) if is_str(solution) else ""
+        require("task_data['solution']", solution, lambda _: bool(name), "one or more words", TaskError)
+        is_known = self.env_config["objects"] != "all" and name in self.knowledge.objects
+        if is_known and not self.is_candidate(solution):
+            warn_once("a task's solution is not one of env_config['objects'], so that the game has one object more")
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._check_task(task_data)

@@ -20,7 +20,7 @@ from agentsgym.envs.dataset_rows import ROW_COLUMNS, check_task_keys, class_path
 from agentsgym.envs.datasets.environments import find, register
 from agentsgym.envs.datasets.options import dataset_of_rows, shuffled
 from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
-from agentsgym.fields import is_int, is_positive_number, or_none, require
+from agentsgym.fields import is_dict, is_int, is_positive_number, is_str, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -76,11 +76,9 @@ def mix(
     require("size", size, or_none(is_int(1)), "a positive int or None")
     require("seed", seed, lambda value: type(value) is int, "an int")
     require("split", split, lambda value: value in ("train", "eval"), "'train' or 'eval'")
-    if not isinstance(sources, Mapping) or not sources:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"sources must be a non-empty dict of sources by name, got {shown(sources)}")
+    require("sources", sources, lambda given: is_dict(given) and given, "a non-empty dict of sources by name")
     for name in sources:
-        if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a source's name must be a non-empty str without '/', got {shown(name)}")
+        require("a source's name", name, lambda it: it and is_str(it) and "/" not in it, "a non-empty str without '/'")
     integers = _integer_weights(sources, weights)
     rows = {name: _checked_rows(name, source, split) for name, source in sources.items()}
     count = sum(map(len, rows.values())) if size is None else size
@@ -128,8 +126,7 @@ def _integer_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]
     """Return integer weights in exactly the same proportions."""
     if weights is None:
         return dict.fromkeys(sources, 1)
-    if not isinstance(weights, Mapping):
-        raise ConfigError(f"weights must be a dict with one number per source, got {shown(weights)}")
+    require("weights", weights, is_dict, "a dict with one number per source")
     given = cast("Mapping[str, Any]", weights)
     for name in given:
         if name not in sources:
@@ -227,8 +224,7 @@ def _registered_path(env_class: type[MultistepEnv]) -> str:
 
 
 def _checked_row(source: str, row: Any, name: str) -> Row:
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"{name} must be a dict, got {shown(row)}")
+    require(name, row, is_dict, "a dict")
     fields: Row = dict(cast("Mapping[str, Any]", row))
     path, config = fields.get("env_class_path"), fields.get("env_config")
     if not isinstance(path, str):

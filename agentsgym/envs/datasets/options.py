@@ -83,8 +83,10 @@ def row_env(env_class: Callable[..., Env], env_config: Mapping[str, Any] | None,
     return env
 
 
-def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Check dataset options, and fill in their defaults.
+def checked_options(
+    given: Mapping[str, Any], fields: Mapping[str, Field], owner: str = "the dataset", place: str = "{}"
+) -> dict[str, Any]:
+    """Check the options of a dataset, or of another ``owner``, and fill in their defaults.
 
     >>> checked_options({"sise": 3}, drawn_options(100))
     Traceback (most recent call last):
@@ -92,10 +94,10 @@ def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> di
     """
     for name in given:
         if name not in fields:
-            raise ConfigError(f"the dataset has no option {name!r}{did_you_mean(name, fields)}")
+            raise ConfigError(f"{owner} has no option {name!r}{did_you_mean(name, fields)}")
     settings = {name: field.default for name, field in fields.items()} | dict(given)
     for name, field in fields.items():
-        require(name, settings[name], field.valid, field.expected)
+        require(place.format(name), settings[name], field.valid, field.expected)
     return settings
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from agentsgym.envs.datasets.options import COMMON_OPTIONS, Part, names_in_part
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Field, is_dict, is_text, or_none
+from agentsgym.fields import Field, is_dict, is_text, or_none, require
 from agentsgym.texts import sentence_of, shown
 
 Row = Mapping[str, Any]
@@ -118,8 +118,7 @@ def read_columns(
                     f"{name}[{index}] has no column {place!r}, from which {key!r} is read{hint} (to read a "
                     f"different column, set columns={{{key!r}: '…'}})"
                 )
-            if not column.valid(value):
-                raise ConfigError(f"{name}[{index}][{place!r}] must be {column.expected}, got {shown(value)}")
+            require(f"{name}[{index}][{place!r}]", value, column.valid, column.expected)
             own[key] = value
         read.append(own)
     return read

@@ -24,7 +24,7 @@ from agentsgym.envs.TextWorld.env import FILES, KINDS, checked_game_options
     ("config", "problem"),
     [
         ({"kind": "coins"}, "env_config['kind'] must be one of 'custom', 'coin_collector', "),
-        ({"options": {"room": 3}}, "env_config['options']['room'] is unknown for kind 'custom'; did you mean 'rooms'?"),
+        ({"options": {"room": 3}}, "['options'] of kind 'custom' has no option 'room'; did you mean 'rooms'?"),
         ({"options": {"rooms": 0}}, "env_config['options']['rooms'] must be a positive int, got 0"),
         ({"options": [3]}, "env_config['options'] must be a dict of options of the kind, got [3]"),
         ({"kind": "treasure_hunter", "options": {"level": 31}}, "must be an int from 1 to 30, got 31"),
@@ -32,7 +32,7 @@ from agentsgym.envs.TextWorld.env import FILES, KINDS, checked_game_options
         ({"kind": "cooking", "options": {"take": 2}}, "must be at most env_config['options']['recipe'] = 1, got 2"),
         ({"kind": "cooking", "options": {"go": 2}}, "env_config['options']['go'] must be 1, 6, 9 or 12, got 2"),
         ({"kind": "cooking", "options": {"recipe_seed": 1}}, "recipe_seed'] only selects which ingredients"),
-        ({"kind": "files", "options": {"level": 1}}, "env_config['options']['level'] is unknown for kind 'files'"),
+        ({"kind": "files", "options": {"level": 1}}, "env_config['options'] of kind 'files' has no option 'level'"),
         ({"reward": "dense"}, "env_config['reward'] must be one of 'score', 'win', got 'dense'"),
         ({"progress_share": 1.5}, "env_config['progress_share'] must be a number in [0, 1], got 1.5"),
         ({"num_processes": 0}, "env_config['num_processes'] must be a positive int, got 0"),
@@ -116,7 +116,7 @@ def env(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({}, {"game_seed": "3"}, r"must be an int from 0 to 2\*\*32 - 1, got '3'"),
         ({}, {"game_sed": 3}, r"'game_sed'\] is unknown; did you mean 'game_seed'\?"),
         ({}, {"file": "a.z8"}, r"is only valid if env_config\['kind'\] is 'files', but it is 'custom'"),
-        ({"kind": "files"}, {}, r"task_data\['file'\] must be the path of a .z8 game, got None"),
+        ({"kind": "files"}, {}, r"task_data\['file'\] must be the path of a .z8 file, as written by tw-make, got None"),
         ({"kind": "files"}, {"file": "gone.z8"}, "as written by tw-make, got 'gone.z8'"),
     ],
 )
