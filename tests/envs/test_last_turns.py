@@ -111,7 +111,7 @@ def test_prompts_over_several_episodes_begin_with_the_task_of_their_oldest_turn(
     ("kind", "config", "complaint"),
     [
         ("chatml", {"history_turns": 0}, r"\['history_turns'\] must be a positive int or None, got 0"),
-        ("chatml", {"history": "append"}, "'history_turns'. = 3 has no effect without env_config"),
+        ("chatml", {"history": "append"}, "'history_turns'. = 9 has no effect without env_config"),
         ("none", {}, "'last' needs a chat template .* but the tokenizer has none: set tokenizer.chat_template"),
     ],
 )
