@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import shown
+from agentsgym.types import Trajectory
 
 Check = Callable[[Any], bool]
 
@@ -137,6 +138,18 @@ def require(name: str, value: Any, valid: Check, expected: str, error: type[Exce
     """
     if not valid(value):
         raise error(f"{name} must be {expected}, got {shown(value)}")
+
+
+def check_rollout(name: str, value: Any) -> None:
+    """Reject anything but a trajectory."""
+    is_one: Check = lambda value: isinstance(value, Trajectory)  # noqa: E731
+    require(name, value, is_one, "a rollout, such as store[0] or evaluation.trajectories[0]")
+
+
+def check_rollouts(name: str, value: Any) -> None:
+    """Reject a single trajectory, and what only contains trajectories."""
+    is_some: Check = lambda value: isinstance(value, Iterable)  # noqa: E731
+    require(name, value, is_some, "a list of rollouts, such as [rollout], evaluation.trajectories or a store")
 
 
 def check_choice(option: str, given: Any, known: Iterable[str]) -> None:

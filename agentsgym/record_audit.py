@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 from agentsgym.credit.components import reward_mismatch
 from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_rewards
 from agentsgym.errors import AgentsGymError
-from agentsgym.fields import is_bool, is_dict, is_int, is_str, or_none, require
+from agentsgym.fields import check_rollouts, is_bool, is_dict, is_int, is_str, or_none, require
 from agentsgym.texts import shortened, shown
 from agentsgym.types import StopReason, Trajectory
 
@@ -147,6 +147,7 @@ def audit(
     >>> audit([Trajectory(token_ids=[], turns=[], messages=[], final_reward=1.0, stop_reason=StopReason.MAX_TOKENS)]).ok
     False
     """
+    check_rollouts("audit(trajectories)", trajectories)
     require("vocabulary_size", vocabulary_size, or_none(is_int(1)), "a positive int or None")
     check_credit("step" if turn_credit is None else turn_credit, "spread" if token_credit is None else token_credit)
     expected = _Expected(vocabulary_size or math.inf, turn_credit, token_credit, final_reward_is_sum)

@@ -113,7 +113,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a column": (lambda: trainer(curriculum="level"), "curriculum must be a Curriculum or None, got 'level'"),
     "one callback": (lambda: trainer(callbacks=int), "callbacks must be a list of callbacks or None"),
     "rollouts": (lambda: trainer(demonstrations=[1]), r"demonstrations must be Demonstrations\(trajectories\) or None"),
-    "tasks to imitate": (lambda: imitation_rows([{"seed": 1}]), "imitation needs trajectories, as env.rollout returns"),
+    "tasks to imitate": (lambda: imitation_rows([{"seed": 1}]), "a demonstration must be a rollout, such as store"),
     "a list of players": (
         lambda: League([ScriptedAgent(["4"])]),
         r"League\(players\) must be a dict of agents by name",

@@ -119,7 +119,7 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
                     max_concurrent=plan.max_concurrent,
                     store=writer,
                     resume="failed" if plan.resume else False,
-                    agent_name=player.stored_as or player.label,
+                    agent_name=writer and (player.stored_as or player.label),
                     on_resume=on_resume,
                 )
             finally:

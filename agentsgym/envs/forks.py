@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.errors import AgentError, ConfigError, EnvError, TaskError
-from agentsgym.fields import is_int, require
+from agentsgym.fields import check_rollout, is_int, require
 from agentsgym.texts import shown
 from agentsgym.types import Action, FinishReason, StopReason, ToolCall, Trajectory, TurnRequest
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def fork(env: Any, trajectory: Trajectory, turn: int, agent: Agent, num_forks: int, **options: Any) -> list[Trajectory]:
     """Play forks in a :class:`~agentsgym.envs.base.MultistepEnv`: see its method ``fork``."""
+    check_rollout("fork(trajectory)", trajectory)
     most = len(trajectory.turns)
     require("turn", turn, lambda it: is_int(0)(it) and it <= most, f"an int from 0 to {most}, the rollout's turns")
     if trajectory.seed is None:

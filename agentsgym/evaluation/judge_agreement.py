@@ -19,7 +19,7 @@ from typing import Any, cast
 from agentsgym.agents.calls import Cost
 from agentsgym.errors import ConfigError, JudgeError
 from agentsgym.event_loop import gathered, run_coroutine
-from agentsgym.fields import is_number
+from agentsgym.fields import Check, is_dict, is_number, require
 from agentsgym.judging.judge import Judge
 from agentsgym.judging.prompts import Verdict
 from agentsgym.judging.rubric import Criterion
@@ -239,10 +239,8 @@ def _item(given: Any, judge: Judge, line: int) -> LabeledItem:
     is_group = judge.scope == "group"
     key = "candidates" if is_group else "messages"
     conversations: Any = row.get(key) if is_group else [row.get(key)]
-    if not isinstance(conversations, list) or (is_group and len(cast("list[Any]", conversations)) < 2):
-        raise ConfigError(
-            f"'candidates' must be a list of at least 2 lists of messages, got {shown(cast('object', conversations))}"
-        )
+    are_enough: Check = lambda value: isinstance(value, list) and len(cast("Any", value)) >= 1 + is_group  # noqa: E731
+    require("'candidates'", conversations, are_enough, "a list of at least 2 lists of messages")
     task = {} if judge.reference is None or "reference" not in row else {judge.reference: row["reference"]}
     played = [_conversation(one, key, task) for one in cast("list[Any]", conversations)]
     turn: Any = row.get("turn")
@@ -269,19 +267,15 @@ def _conversation(given: Any, key: str, task: Mapping[str, Any]) -> Trajectory:
         if message["role"] == "assistant"
     ]
     if not turns:
-        raise ConfigError(
-            f"{key!r} must have messages, at least one of them by the assistant, got {shown(cast('object', given))}"
-        )
+        text = shown(cast("object", given))
+        raise ConfigError(f"{key!r} must have messages, at least one of them by the assistant, got {text}")
     return Trajectory(
         token_ids=[], turns=turns, messages=messages, final_reward=0.0, stop_reason=StopReason.DONE, task_data=task
     )
 
 
 def _labels(given: Any, judge: Judge, num_candidates: int) -> dict[str, Label]:
-    if not isinstance(given, Mapping) or not given:
-        raise ConfigError(
-            f"'labels' must be a dict with a label for each criterion, got {shown(cast('object', given))}"
-        )
+    require("'labels'", given, lambda one: is_dict(one) and bool(one), "a dict with a label for each criterion")
     labels = cast("Mapping[str, Any]", given)
     criteria = {one.name: one for one in judge.rubric}
     found: dict[str, Label] = {}

@@ -96,7 +96,7 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them usually omitted
     play = partial(play_all, trials, actor, policy, **options)
     known: list[Trajectory] = []
     with contextlib.ExitStack() as stack:
-        if store is not None or resume:
+        if store is not None or resume or agent_name is not None:
             from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # importing pyarrow takes 0.1 s
 
             settings: dict[str, Any] = {"store": store, "resume": resume, "agent_name": agent_name}

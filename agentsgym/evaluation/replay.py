@@ -18,6 +18,7 @@ from agentsgym.envs.datasets.environments import make
 from agentsgym.envs.differences import Difference, first_difference
 from agentsgym.envs.forks import recorded_action
 from agentsgym.errors import AgentError, ConfigError, MissingDependencyError, TaskError, TemplateError
+from agentsgym.fields import check_rollout
 from agentsgym.judging.scores import recorded_scores, with_scores
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import Unkept, to_json
@@ -82,6 +83,7 @@ def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None)
     """
     if isinstance(env, type):
         raise ConfigError(f"env must be an environment, got the class {env.__name__}: pass {env.__name__}()")
+    check_rollout("replay(rollout)", getattr(rollout, "trajectory", rollout))
     if isinstance(rollout, Trajectory) and env is None:
         raise ConfigError("a trajectory does not name its environment: pass both, as in replay(trajectory, env)")
     record = StoredRollout(trajectory=rollout) if isinstance(rollout, Trajectory) else rollout

@@ -22,6 +22,7 @@ from agentsgym.statistics.optimality import AnchorSource, anchors_of_task
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from agentsgym.statistics.optimality import Anchors
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.types import Trajectory
 
@@ -97,29 +98,16 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them usually omitted
         for index, task in enumerate(tasks_of_rows(env, tasks, "tasks"))
     ]
     keys = [_cluster_key(task, cluster_by, index) for index, task in enumerate(task_data)]
-    anchors = None
-    if references is not None:
-        config = env.env_config
-        # A final reward is the sum over the episodes of a trial if they share a history.
-        num_episodes = config["episodes_per_trial"] - config["free_shots"] if config["keep_history"] else 1
-        anchors = [anchors_of_task(references, task, num_episodes) for task in task_data]
+    anchors = None if references is None else _anchors(references, task_data, env.env_config)
     play = partial(env.rollout, task_data, agent, num_rollouts, **rollout_options)
     known: list[Trajectory] = []
     with contextlib.ExitStack() as stack:
-        if store is not None or resume:
+        if store is not None or resume or agent_name is not None:
             from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # importing pyarrow takes 0.1 s
 
-            stored = stack.enter_context(
-                StoredEvaluation(
-                    [env] * len(task_data),
-                    agent,
-                    task_data,
-                    rollout_options,
-                    store=store,
-                    resume=resume,
-                    agent_name=agent_name,
-                )
-            )
+            given: dict[str, Any] = {"store": store, "resume": resume, "agent_name": agent_name}
+            envs = [env] * len(task_data)
+            stored = stack.enter_context(StoredEvaluation(envs, agent, task_data, rollout_options, **given))
             play = stored.playing(play, num_rollouts)
             known = [*stored.known.values()]
             if on_resume is not None:
@@ -210,6 +198,14 @@ def _check_order(env: Any, agent: Any, tasks: Any) -> None:
 
 def _is_env_or_agent(value: Any) -> bool:
     return isinstance(value, MultistepEnv) or any(hasattr(value, name) for name in ("get_action", "act", "aact"))
+
+
+def _anchors(
+    references: AnchorSource, task_data: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+) -> list[Anchors | None]:
+    # A final reward is the sum over the episodes of a trial if they share a history.
+    num_episodes = config["episodes_per_trial"] - config["free_shots"] if config["keep_history"] else 1
+    return [anchors_of_task(references, task, num_episodes) for task in task_data]
 
 
 def _cluster_key(task: dict[str, Any], cluster_by: str | None, index: int) -> str | int:

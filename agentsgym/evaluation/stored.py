@@ -82,7 +82,7 @@ class StoredEvaluation:
             raise ConfigError(f"resume must be a bool or 'failed', got {shown(resume)}")
         require("agent_name", name, or_none(is_str), "a string or None")
         if store is None:
-            raise ConfigError("resume requires store, the folder from which to resume")
+            raise ConfigError(f"{'resume' if resume else 'agent_name'} requires store, a folder of rollouts")
         if resume and name is None:
             raise ConfigError(
                 "resume requires agent_name, the name of the agent whose stored rollouts are to be skipped"
@@ -133,9 +133,9 @@ class StoredEvaluation:
         return partial(self._play, play, num_rollouts)
 
     def look_up(self, num_rollouts: int) -> None:
-        """Find the newest stored rollout of each task and rollout index, if resuming."""
-        if self._resume:
-            if not self._is_own:
+        """Find the newest stored rollout of each task and rollout index, if resuming; otherwise only warn of them."""
+        if self._resume or self._run is None:
+            if self._resume and not self._is_own:
                 self._writer.flush()
             places = {self._key(i, j): (i, j) for i in range(len(self._tasks)) for j in range(num_rollouts)}
             store = RolloutStore(self._writer.path)
@@ -146,7 +146,11 @@ class StoredEvaluation:
                 place = places.get(from_json(extra).get(_KEY)) if _KEY in extra else None
                 if place is not None and not (self._resume == "failed" and reason == "failed"):
                     rows[place] = row
-            if not rows and (others := len(store.filter(agent=self._name))):
+            if rows and not self._resume:
+                text = "%s has %d rollouts of this evaluation by %s, to which others are added: resume=True skips them"
+                logger.warning(text, self._writer.path, len(rows), self._name)
+                rows = {}
+            elif not rows and self._resume and (others := len(store.filter(agent=self._name))):
                 logger.warning(
                     "%s has %d rollouts of %s, but none of this evaluation: its tasks, environment, env_config, limits "
                     "or judges are others, so that everything is played",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.errors import ConfigError
-from agentsgym.texts import shown, visible
-from agentsgym.types import Trajectory
+from agentsgym.fields import check_rollout
+from agentsgym.texts import visible
+
+if TYPE_CHECKING:
+    from agentsgym.types import Trajectory
 
 
 def render_transcript(trajectory: Trajectory) -> str:
@@ -17,9 +19,7 @@ def render_transcript(trajectory: Trajectory) -> str:
     tool calls that were parsed, as ``price(good='eggs')``. A failed rollout ends with its error.
     Control characters are escaped (``\x1b[2J``), so that a terminal does not execute them.
     """
-    if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-        wanted = "a rollout, such as store[0] or evaluation.trajectories[0]"
-        raise ConfigError(f"render_transcript(trajectory) must be {wanted}, got {shown(trajectory)}")
+    check_rollout("render_transcript(trajectory)", trajectory)
     parts = [f"=== {trajectory.headline} ==="]
     turns = {turn.message_index: turn for turn in trajectory.turns}
     for index, message in enumerate(trajectory.messages):

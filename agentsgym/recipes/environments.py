@@ -68,16 +68,12 @@ class Worlds(list[World]):
         eval: Evaluation tasks by label.
     """
 
-    def __init__(self, recipe: Recipe, *, seed: int, num_train_tasks: int) -> None:
+    def __init__(self, recipe: Recipe, *, seed: int) -> None:
         """Build the environments and their tasks.
 
         Args:
             recipe: The recipe.
             seed: Random seed for tasks and for the order of a mixture.
-            num_train_tasks: Maximum number of training tasks per environment.
-
-        Raises:
-            PlacedError: An environment is unknown, cannot be built, or has no tasks.
         """
         super().__init__()
         self._seed = seed
@@ -86,7 +82,7 @@ class Worlds(list[World]):
         for index, part in enumerate(recipe.environments):
             try:
                 world = _world(recipe, part, index, {one.label for one in self})
-                self.train[world.label] = world.tasks("train", num_train_tasks, seed=seed)
+                self.train[world.label] = world.tasks("train", recipe.num_train_tasks, seed=seed)
                 self.eval[world.label] = world.tasks("eval", recipe.evaluation.num_tasks, seed=seed)
             except PlacedError:
                 raise

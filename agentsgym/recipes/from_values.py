@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,8 @@ from agentsgym.recipes.sections import PlacedError
 from agentsgym.removed import REMOVED
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.settings import foreign_checks, number_in, problem_of, types_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -120,6 +123,8 @@ def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvC
         ConfigError: A field is unknown, of the wrong type, or not valid.
     """
     settings: dict[str, Any] = {"output_dir": output_dir, **common_defaults(), **checked_values(GRPOEnvConfig, values)}
+    if settings["save_strategy"] == "no" and settings.get("resume_from_checkpoint") == "auto":
+        logger.warning("resume_from_checkpoint=auto has no effect on runs without checkpoints: set save_strategy=steps")
     with foreign_checks("GRPOEnvConfig"):
         return GRPOEnvConfig(**settings)
 

@@ -94,8 +94,9 @@ class WarmStart:
 
     def __post_init__(self) -> None:
         check_section(self)
-        if self.from_store and self.noise:
-            raise PlacedError(("noise",), "cannot be set if the demonstrations come from a rollout store")
+        if self.noise and (self.from_store or self.player == "random"):
+            source = "a rollout store" if self.from_store else "the random player alone"
+            raise PlacedError(("noise",), f"cannot be set if the demonstrations come from {source}")
         if self.filters and not self.from_store:
             raise PlacedError(
                 ("filters",), f"are only valid with the folder of a rollout store, but the player is {self.player!r}"

@@ -282,9 +282,7 @@ class TrainingRun:
         """
         others: Mapping[str, Evaluation] = references if isinstance(references, Mapping) else {}
         for name in (before, *(name for name in references if name not in others)):
-            if name not in self.evaluations:
-                near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing has been evaluated yet"
-                raise ConfigError(f"the learning curve requires the evaluation {name!r}, which does not exist{near}")
+            self._evaluation(name)
         known = {**self.evaluations, **others}
         lines = {name: known[name].win_rate for name in references}
         return LearningCurve(
@@ -292,6 +290,12 @@ class TrainingRun:
             before=self.evaluations[before].win_rate,
             references={name: win_rate for name, win_rate in lines.items() if win_rate is not None},
         )
+
+    def _evaluation(self, name: str) -> Evaluation:
+        if name not in self.evaluations:
+            near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing has been evaluated yet"
+            raise ConfigError(f"there is no evaluation {name!r}{near}")
+        return self.evaluations[name]
 
     def learn(
         self,
@@ -375,7 +379,7 @@ class TrainingRun:
             return
         self.output.mkdir(parents=True, exist_ok=True)
         for name in names:
-            write_transcripts(self.output / f"transcripts_{name}.txt", self.evaluations[name].trajectories)
+            write_transcripts(self.output / f"transcripts_{name}.txt", self._evaluation(name).trajectories)
 
     def summary(self) -> dict[str, Any]:
         """Return every evaluation by name, ``seconds`` by phase, ``seed``, and whether it was ``interrupted``."""

@@ -29,6 +29,7 @@ from agentsgym.recipes.warm_start import open_store, play_demonstrations, player
 from agentsgym.store.runs import held
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_policy
+from agentsgym.training.model_checks import check_size
 from agentsgym.training.objectives.demonstrations import Demonstrations
 
 if TYPE_CHECKING:
@@ -107,13 +108,15 @@ class PreparedRun:
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
         _check_folders(args)
-        _check_tiny(recipe.tiny)
         with _in_section("model_settings"):
             models = model_settings(recipe.model_settings)
         with _in_section("warm_start", "settings"):
             self._imitation = imitation_values(recipe.warm_start.settings) if recipe.warm_start else {}
         self.recipe = recipe
-        self.worlds = Worlds(recipe, seed=args.seed, num_train_tasks=recipe.num_train_tasks)
+        self.worlds = Worlds(recipe, seed=args.seed)
+        self._rows = self.worlds.train_rows()
+        with _in_section("num_train_tasks"):
+            check_size(self._rows, args)
         store: RolloutStore | None = None
         if recipe.warm_start is not None and recipe.warm_start.from_store:
             store = open_store(recipe)
@@ -129,9 +132,8 @@ class PreparedRun:
         first = self.worlds[0]
         # None for several environments, whose rows name theirs
         self.env = first.named.build(self.run.tokenizer) if len(self.worlds) == 1 else None
-        self.eval_env = self.env
-        if self.env is not None and first.eval_named is not first.named:
-            self.eval_env = first.eval_named.build(self.run.tokenizer)
+        is_other = self.env is not None and first.eval_named is not first.named
+        self.eval_env = first.eval_named.build(self.run.tokenizer) if is_other else self.env
         self.stored = None if store is None else stored_demonstrations(self.run.tokenizer, store)
         self.references: dict[str, dict[str, Evaluation]] = {}
         self._kept: Demonstrations | None = None  # imitated during training, too
@@ -143,6 +145,9 @@ class PreparedRun:
             ConfigError: The output folder cannot be created.
             KeyboardInterrupt: Ctrl-C came while episodes were played outside of training.
         """
+        if self.run.args.eval_strategy != "no":
+            text = "must be no: the policy is evaluated before and after training, as set in 'evaluation'"
+            raise PlacedError(("training", "eval_strategy"), text)
         with held(self.run.output) if self.run.is_main else nullcontext():
             try:
                 self.evaluate_references()
@@ -198,7 +203,7 @@ class PreparedRun:
         self.evaluate("before")
         everywhere = {name: one for name, one in self.references.items() if len(one) == len(self.worlds)}
         curve = run.learning_curve(references={name: pooled(parts) for name, parts in everywhere.items()})
-        run.learn(self.env, self.worlds.train_rows(), callbacks=[curve], demonstrations=self._kept)
+        run.learn(self.env, self._rows, callbacks=[curve], demonstrations=self._kept)
         after = self.evaluate("after")
         curve.draw(after=after.win_rate)
 
@@ -218,9 +223,10 @@ class PreparedRun:
 
 def _check_folders(args: GRPOEnvConfig) -> None:
     """Check that the output folder can be created and that the checkpoint to resume from exists."""
-    output = Path(args.output_dir or "outputs")
-    if "$" in str(output) or str(output).startswith("~"):
-        text = f"must be a folder without ~ or variables, which are not replaced, got {shown(str(output))}"
+    given = str(args.output_dir or "")
+    output = Path(given)
+    if not given or "$" in given or given.startswith("~"):
+        text = f"must be a folder without ~ or variables, which are not replaced, got {shown(given)}"
         raise PlacedError(("training", "output_dir"), text)
     there = next(path for path in (output, *output.absolute().parents) if path.exists())
     if not there.is_dir():
@@ -254,6 +260,7 @@ def _check_tiny(sizes: Mapping[str, Any]) -> None:
 
 def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
     """Build the tiny policy from the environments' vocabularies, or from played episodes if there are none."""
+    _check_tiny(recipe.tiny)
     name = recipe.warm_start.player if recipe.warm_start is not None and not recipe.warm_start.from_store else "random"
     texts: list[str] = []
     for world in worlds:

@@ -18,6 +18,7 @@ from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.transcript import Transcript, record_conversation
+from agentsgym.training.selection.imitate import misfit
 from agentsgym.types import Action
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def stored_demonstrations(tokenizer: Any, store: RolloutStore) -> list[Trajector
     formats: dict[str, ChatFormat] = {}
     problems: list[str] = []
     for index, record in enumerate(store.records()):
-        problem = _misfit(tokenizer, record.trajectory)
+        problem = misfit(tokenizer, record.trajectory)
         if problem is None:
             demonstrations.append(record.trajectory)
             continue
@@ -127,21 +128,6 @@ def stored_demonstrations(tokenizer: Any, store: RolloutStore) -> list[Trajector
             problems[0],
         )
     return demonstrations
-
-
-def _misfit(tokenizer: Any, trajectory: Trajectory) -> str | None:
-    """Describe why the tokens of a rollout are not those of a tokenizer; None if they are."""
-    if trajectory.failed or not trajectory.turns:
-        return None
-    if not trajectory.token_ids:
-        return "no tokens"
-    if max(trajectory.token_ids) >= len(tokenizer):
-        return f"token {max(trajectory.token_ids)} outside a vocabulary of {len(tokenizer)}"
-    first = next(one for one in trajectory.messages if one["role"] != "system")["content"]
-    decoded: str = tokenizer.decode(trajectory.token_ids[: trajectory.turns[0].start])
-    if not first or "".join(first.split()) in "".join(decoded.split()):
-        return None
-    return f"prompt {shown(first, 60)} decoded as {shown(decoded, 60)}"
 
 
 def _reencoded(record: StoredRollout, tokenizer: Any, formats: dict[str, ChatFormat]) -> Trajectory:

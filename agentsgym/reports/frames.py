@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import check_rollouts
 from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def rollouts_frame(trajectories: Iterable[Trajectory], by: str = "rollout") -> D
         ConfigError: ``by`` has another value.
     """
     kinds: dict[str, _Rows] = {"rollout": lambda one: [rollout_row(one)], "turn": turn_rows, "token": token_rows}
+    check_rollouts("rollouts_frame(trajectories)", trajectories)
     if by not in kinds:
         raise ConfigError(f"by must be one of {', '.join(kinds)}, got {by!r}{did_you_mean(by, kinds)}")
     from pandas import DataFrame  # noqa: PLC0415  # takes half a second, and the HTML view does not need it

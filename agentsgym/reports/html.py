@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from agentsgym.errors import ConfigError
+from agentsgym.fields import check_rollout
 from agentsgym.reports.colors import CSS, largest, strength
 from agentsgym.statistics.metrics import Estimate, Evaluation
 from agentsgym.texts import shortened, shown, visible
@@ -123,6 +124,7 @@ def trajectory_html(
     Raises:
         ConfigError: The number of advantages is not the number of tokens.
     """
+    check_rollout("trajectory_html(trajectory)", trajectory)
     if advantages is not None and len(advantages) != len(trajectory.token_ids):
         raise ConfigError(
             f"advantages must have one value per token, got {len(advantages)} for {len(trajectory.token_ids)} tokens"

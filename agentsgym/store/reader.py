@@ -123,13 +123,15 @@ class RolloutStore(Sequence["Trajectory"]):
             ConfigError: A column is unknown, the expression cannot be evaluated, or rollouts with a ``generation`` or
                 ``group`` are of several runs and ``run`` is not given.
         """
+        if isinstance(expression, str):
+            raise ConfigError(
+                f"filter requires keywords or an expression, as in filter(success=True), got {expression!r}"
+            )
         names = [*SCALARS] if expression is not None else []
         table = self.table([*names, *(name for name in columns if name not in names)])
         kept: NDArray[np.bool_] = np.ones(len(self), dtype=np.bool_)
         for name, wanted in columns.items():
-            is_text = pa.types.is_string(table.schema.field(name).type)
-            if name not in _JSON_COLUMNS and isinstance(wanted, str) and not is_text:
-                raise ConfigError(f"the column {name!r} has no text, so it cannot be {shown(wanted)}")
+            _check_wanted(name, wanted, table.schema.field(name).type)
             values = cast("list[Any]", table.column(name).to_pylist())
             if name in _JSON_COLUMNS:
                 values = [None if value is None else from_json(value) for value in values]
@@ -213,6 +215,8 @@ class RolloutStore(Sequence["Trajectory"]):
         return cls(path)
 
     def _row(self, index: int) -> int:
+        if isinstance(index, str):
+            raise TypeError(f"a store is read by row, got {index!r}: for a column, write store.table([{index!r}])")
         try:
             return int(self._rows[index])
         except IndexError as error:
@@ -222,6 +226,15 @@ class RolloutStore(Sequence["Trajectory"]):
         view = object.__new__(RolloutStore)
         view.path, view.skipped, view._files, view._rows = self.path, self.skipped, self._files, rows
         return view
+
+
+def _check_wanted(name: str, wanted: Any, kind: pa.DataType) -> None:
+    """Reject a value that no rollout has in a column of this type."""
+    for what, types, fits in (("text", str, pa.types.is_string), ("lists", (list, tuple, set), pa.types.is_nested)):
+        if isinstance(wanted, types) and not fits(kind) and name not in _JSON_COLUMNS:
+            given = shown(cast("object", wanted))
+            how = "pass a value of the column, or a function of it, such as lambda value: value in …"
+            raise ConfigError(f"the column {name!r} has no {what}, so it cannot be {given}: {how}")
 
 
 class _Files:

@@ -25,7 +25,9 @@ from agentsgym.agents.policy.model import shared_vocabulary_size
 from agentsgym.agents.policy.packaged import converted
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.dataset_rows import ROW_COLUMNS
 from agentsgym.envs.datasets.environments import Environments
+from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import shown
 from agentsgym.training.selection.league import League
@@ -192,11 +194,7 @@ def build_environments(
     environments = Environments(env, tokenizer, check=check, template_options=options)
     for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):
         environments.check(dataset, name)
-    check_size(
-        train,
-        num_rollouts=cast("int", args.num_generations),  # both set by TRL
-        batch_size=cast("int", args.generation_batch_size),
-    )
+    check_size(train, args)
     return environments
 
 
@@ -219,8 +217,17 @@ def check_leagues(env: MultistepEnv | None, callbacks: Sequence[Any]) -> None:
             logger.warning("the League that is the opponent gets neither copies nor results: pass it in callbacks, too")
 
 
-def check_datasets(train: Any, evaluation: Any, args: Any) -> None:
-    """Raise :class:`ConfigError` if the training dataset is missing, or if a dataset is a list or tuple of rows."""
+def check_sampling(agent: Any, model: Any, args: GRPOEnvConfig) -> None:
+    """Warn about an agent that samples from the model with other settings than the run's."""
+    sampling = getattr(agent, "sampling", args) if getattr(agent, "model", None) is model else args
+    for name in ("temperature", "top_p", "top_k"):
+        if getattr(sampling, name) != getattr(args, name):
+            text = "the agent samples with %s=%s, but the loss assumes the value in GRPOEnvConfig, %s"
+            logger.warning(text, name, getattr(sampling, name), getattr(args, name))
+
+
+def check_datasets(train: Any, evaluation: Any, args: Any, curriculum: Any) -> None:
+    """Raise :class:`ConfigError` for a dataset that is missing or a list; warn about columns that nothing reads."""
     if evaluation is not None and args.eval_strategy == "no":
         logger.warning("eval_dataset is played only when trainer.evaluate() is called: see eval_strategy")
     if train is None:
@@ -231,16 +238,15 @@ def check_datasets(train: Any, evaluation: Any, args: Any) -> None:
                 f"{name} must be a Dataset of the package datasets, got a {type(dataset).__name__}: pass "
                 "Dataset.from_list(rows)"
             )
+        unread = {*getattr(dataset, "column_names", ())} - {*ROW_COLUMNS, LABEL_COLUMN, "env_type"}
+        if unread and curriculum is None:
+            text = "%s has columns that nothing reads, %s: an environment receives only task_data"
+            logger.warning(text, name, shown(sorted(unread)))
 
 
-def check_size(train_dataset: Any, *, num_rollouts: int, batch_size: int) -> None:
-    """Raise :class:`ConfigError` for a dataset that does not fill one generation batch.
-
-    Args:
-        train_dataset: The rows.
-        num_rollouts: Number of rollouts per task.
-        batch_size: Number of rollouts per generation batch, over all ranks.
-    """
+def check_size(train_dataset: Any, args: GRPOEnvConfig) -> None:
+    """Raise :class:`ConfigError` for a dataset that does not fill one generation batch, which all ranks share."""
+    batch_size, num_rollouts = cast("int", args.generation_batch_size), cast("int", args.num_generations)  # set by TRL
     num_groups = batch_size // num_rollouts
     if not isinstance(train_dataset, IterableDataset) and len(train_dataset) < num_groups:
         raise ConfigError(

@@ -43,6 +43,7 @@ from agentsgym.training.model_checks import (
     check_model,
     check_objects,
     check_parts,
+    check_sampling,
     check_sharding,
     naming_causes,
 )
@@ -149,12 +150,13 @@ class GRPOEnvTrainer(RestartableTrainer):
             raise ConfigError(
                 f"args must be a GRPOEnvConfig, which has all fields of TRL's GRPOConfig, got a {type(args).__name__}"
             )
-        check_datasets(train_dataset, eval_dataset, args)
+        check_datasets(train_dataset, eval_dataset, args, curriculum)
         check_env(env)
         check_objects(
             curriculum=curriculum, distillation=distillation, demonstrations=demonstrations, callbacks=callbacks
         )
         check_leagues(env, callbacks or ())
+        check_sampling(agent, model, args)
         check_model(model, args, peft_config)
         if processing_class is None and env is not None:
             processing_class = env.tokenizer

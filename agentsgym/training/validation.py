@@ -17,7 +17,7 @@ from agentsgym.credit.traits import reads_token_rewards
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.state_scores import check_discount
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Check, is_positive_number, one_of, require
+from agentsgym.fields import Check, is_fraction, is_int, is_number, is_positive_number, one_of, require
 from agentsgym.texts import shown
 from agentsgym.training.settings import ALL_GROUPS, GROUPS, problem_of
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
@@ -71,7 +71,12 @@ _TRL_CHECKS: Final[dict[str, tuple[Check, str]]] = {
         ("scale_rewards", ("none", "group", "batch")),
         ("importance_sampling_level", ("token", "sequence")),
     )
-} | {"temperature": (is_positive_number, "a positive number (the loss divides by it)")}
+} | {
+    "temperature": (is_positive_number, "a positive number (the loss divides by it)"),
+    "beta": (is_number(0), "a non-negative number, the weight of the KL term"),
+    "top_entropy_quantile": (is_fraction, "a number in [0, 1], the share of tokens to train on"),
+    "num_iterations": (is_int(1), "a positive int"),
+}
 
 
 _REWARDS: Final = "rewards come from the environment: return them from its _step_episode"
@@ -221,7 +226,8 @@ def _has_crossed_bounds(args: Any) -> bool:
 
 def _has_idle_bounds(args: Any) -> bool:
     bounds = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
-    return args.importance_correction is None and not args.use_vllm and bounds != (None, None)
+    is_set = bounds != (None, None) or args.vllm_importance_sampling_mode != "token_truncate"
+    return args.importance_correction is None and not args.use_vllm and is_set
 
 
 def _multiplies_what_vespo_does(args: Any) -> bool:
@@ -267,8 +273,7 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
     (
         "vllm_importance_sampling_correction",
         _has_idle_bounds,
-        "vllm_importance_sampling_clip_min and vllm_importance_sampling_clip_max have no effect without a correction: "
-        "set it to True",
+        "vllm_importance_sampling_mode, …_clip_min and …_clip_max have no effect without a correction: set it to True",
     ),
     (
         "vllm_importance_sampling_mode",
@@ -286,6 +291,11 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         lambda args: args.use_bias_correction_kl and args.beta != 0 and args.importance_sampling_level == "sequence",
         "importance_sampling_level='sequence' would weight the KL term of each token by the ratio of its whole row: "
         "set it to False",
+    ),
+    (
+        "retry_seed",
+        lambda args: args.retry_seed != "same" and not args.episode_retries,
+        "with episode_retries=0 no rollout is replayed: set episode_retries=1",
     ),
     (
         "min_group_size",

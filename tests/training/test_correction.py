@@ -20,7 +20,7 @@ from peft import LoraConfig
 from test_trl_interface import LOSS_TYPES, Batch, parameter_gradients, played, prepared
 from trl import GRPOConfig, GRPOTrainer
 
-from agentsgym import ConfigError, GRPOEnvTrainer
+from agentsgym import GRPOEnvTrainer
 from agentsgym.training._trl import TRLInterface
 from agentsgym.training.tensors.importance import (
     CORRECTIONS,
@@ -185,7 +185,7 @@ def test_under_vllm_the_geometric_mean_has_bounds_of_its_own_each_replaced_alone
 def test_a_sampler_other_than_vllm_is_corrected_in_trls_words_within_the_bounds_of_the_mode(
     mode: str, tmp_path: Path
 ) -> None:
-    assert settings(tmp_path, vllm_importance_sampling_mode=mode).importance_correction is None
+    assert settings(tmp_path).importance_correction is None
     assert settings(tmp_path, **correcting(mode)).importance_correction == correction(mode, *CORRECTIONS[mode])
 
 
@@ -232,12 +232,6 @@ def test_dropout_is_no_gap_between_the_sampler_and_the_model(
     assert ("the policy has dropout" in caplog.text) != disable_dropout
     trainer.train()
     assert logged(trainer, "sampling/cut_fraction") == [0.0]
-
-
-@pytest.mark.parametrize("mode", ["episode_mask", ""])
-def test_an_unknown_mode_is_refused(mode: str) -> None:
-    with pytest.raises(ConfigError, match=f"sampling mode must be one of token_truncate.*got {mode!r}"):
-        correction(mode, None, 3.0)
 
 
 @given(data=st.data())

@@ -226,7 +226,6 @@ MEAN = "importance_sampling_level='sequence' clips a mean over 502 agent tokens"
         (correcting("sequence_truncate"), [PRODUCT]),
         (correcting("token_truncate"), []),
         (correcting("geometric_mask"), []),
-        ({"vllm_importance_sampling_mode": "sequence_mask"}, []),  # without vLLM nobody reads it
         ({"vllm_importance_sampling_mode": "sequence_mask", "use_vllm": True}, [PRODUCT]),
         (
             {

@@ -54,6 +54,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         {"max_staleness": 1, "zero_variance_groups": "resample"},
         [{"max_staleness": 1, "zero_variance_groups": "drop"}, {"zero_variance_groups": "resample"}],
     ),
+    ("retry_seed", "no rollout is replayed", {"retry_seed": "new"}, [{"retry_seed": "new", "episode_retries": 1}]),
     ("min_group_size", "every group would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
     (
         "generation_kwargs",
@@ -72,7 +73,8 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
                 {**bounds, "use_vllm": True, "vllm_importance_sampling_correction": False},  # TRL has them there
             ],
         )
-        for bounds in ({"vllm_importance_sampling_clip_min": 0.1}, {"vllm_importance_sampling_clip_max": 3.0})
+        for name, value in (("clip_min", 0.1), ("clip_max", 3.0), ("mode", "token_mask"))
+        for bounds in ({f"vllm_importance_sampling_{name}": value},)
     ),
     *(
         (
@@ -91,7 +93,6 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
             {"use_vllm": True, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate"},
             {"use_vllm": True, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"},
             {"use_vllm": True, "loss_type": "dapo", "vllm_importance_sampling_mode": "geometric_mask"},
-            {"loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"},
             {
                 "use_vllm": True,
                 "loss_type": "vespo",

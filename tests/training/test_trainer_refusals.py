@@ -78,11 +78,6 @@ def test_an_environment_whose_constructor_leaves_out_supers_is_refused(tmp_path:
         built(tmp_path, env=env)
 
 
-def test_missing_rows_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="train_dataset is missing"):
-        built(tmp_path, train_dataset=None)
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -90,6 +85,10 @@ def test_missing_rows_are_named(tmp_path: Path) -> None:
             ({name: [{"task_data": {"seed": 1}}]}, rf"{name} must be a Dataset .*got a list: pass Dataset\.from_list")
             for name in ("train_dataset", "eval_dataset")
         ),
+        ({"train_dataset": None}, "train_dataset is missing"),
+        ({"env": GuessNumber}, r"env must be a MultistepEnv or None.*GuessNumber\(tokenizer, env_config\)"),
+        ({"env": GuessNumber()}, "env has no tokenizer: build it with the policy's"),
+        ({"agent": "policy"}, "an agent must define get_action"),
         ({"eval_dataset": {"easy": ()}}, r"eval_dataset\['easy'\] must be a Dataset .*got a tuple: pass Dataset"),
         ({"peft_config": {"r": 8}}, r"got a dict: pass LoraConfig\(\*\*peft_config\)"),
         ({"reward_funcs": [len]}, "the argument reward_funcs of TRL's trainer: rewards come from the environment"),
@@ -109,28 +108,6 @@ def test_a_wrong_type_is_refused_with_how_to_make_the_right_one(
 def test_an_argument_that_no_trainer_has_is_a_type_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="GRPOEnvTrainer got an unexpected keyword argument 'trian_dataset'"):
         built(tmp_path, trian_dataset=tasks())
-
-
-@pytest.mark.parametrize("argument", ["train_dataset", "eval_dataset"])
-@pytest.mark.parametrize(
-    ("row", "complaint"),
-    [
-        ({"prompt": "Hello"}, "needs 'task_data'"),
-        ({"task_data": {"seed": 1}, "env_class_path": "elsewhere.Chess"}, "is for the environment 'elsewhere.Chess'"),
-        (
-            {"task_data": {"seed": 1}, "env_config": {"max_steps_per_episode": 9}},
-            r"'max_steps_per_episode': 9}, but the environment was created with {}: leave env=None",
-        ),
-    ],
-)
-def test_a_row_of_another_game_is_refused(argument: str, row: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        built(tmp_path, **{argument: Dataset.from_list([row] * 2)})
-
-
-def test_a_row_of_another_game_among_several_evaluation_sets_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs 'task_data'"):
-        built(tmp_path, eval_dataset={"good": tasks(2), "bad": Dataset.from_list([{"prompt": "Hello"}])})
 
 
 @pytest.mark.parametrize("argument", ["train_dataset", "eval_dataset"])
@@ -177,26 +154,10 @@ def test_an_environment_with_another_tokenizer_is_refused(tmp_path: Path) -> Non
         built(tmp_path, env=GuessNumber(chat_tokenizer()), processing_class=tokenizer)
 
 
-def test_an_environment_without_tokenizer_is_refused(tmp_path: Path) -> None:
-    _, tokenizer = policy()
-    with pytest.raises(ConfigError, match="env has no tokenizer: build it with the policy's"):
-        built(tmp_path, env=GuessNumber(), processing_class=tokenizer)
-
-
-def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"env must be a MultistepEnv or None.*GuessNumber\(tokenizer, env_config\)"):
-        built(tmp_path, env=GuessNumber)
-
-
 def test_without_environment_rows_must_name_one(tmp_path: Path) -> None:
     _, tokenizer = policy()
     with pytest.raises(ConfigError, match="env_class_path"):
         built(tmp_path, env=None, processing_class=tokenizer)
-
-
-def test_something_that_is_no_agent_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="an agent must define get_action"):
-        built(tmp_path, agent="policy")
 
 
 def test_the_settings_of_trl_are_refused_by_name(tmp_path: Path) -> None:

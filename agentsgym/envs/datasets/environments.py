@@ -190,7 +190,8 @@ class Environments:
     def of(self, row: DatasetRow) -> MultistepEnv:
         """Return a row's environment, with the run's chat template options if the row sets none."""
         if not isinstance(row.get("task_data"), Mapping):
-            raise ConfigError(f"a dataset row needs 'task_data' (a dict), got the columns {sorted(row)}")
+            given = shown(row["task_data"]) if "task_data" in row else f"the columns {sorted(row)}"
+            raise ConfigError(f"a dataset row needs 'task_data' (a dict), got {given}")
         key = environment_key(row)
         if key not in self._built:
             env = self._env

@@ -65,6 +65,8 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
         ConfigError: There is no such environment; the message suggests similar names.
     """
     given = env_config or {}
+    if Path(name).suffix in {".yaml", ".yml"}:
+        raise ConfigError(f"{name} is a configuration: run it with agentsgym train {name}, or name its class")
     if ".py:" in name or name.endswith(".py"):
         file, colon, rest = name.partition(".py:")
         path, (class_name, _, game) = f"{file}.py" if colon else name, rest.partition(":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from agentsgym.training.objectives.value_head import ValueModel
     from agentsgym.training.observing import BatchObserver
     from agentsgym.training.selection.curriculum import Curriculum
+
+logger = logging.getLogger(__name__)
 
 _ESTIMATOR_FILE = "estimator.json"
 _CURRICULUM_FILE = "curriculum.json"
@@ -156,6 +159,9 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())
             facts, run_folder = self._facts(), Path(self._trl.run_folder())
             self._resumed = find_resume_point(resume_from_checkpoint, run_folder, self.args, facts, max_steps)
+        elif self.args.should_save and (others := sorted(Path(self._trl.run_folder()).glob("checkpoint-*"))):
+            text = "%s is of another run: train into another folder, or continue that run with resume_from_checkpoint"
+            logger.warning(text, others[0])
         folder = self._resumed.folder
         if folder is not None:
             load_checkpoint(folder, self.estimator, self.value_model)
@@ -283,9 +289,10 @@ def load_order(folder: Path, order: TaskOrder | None) -> None:
     path = folder / _ORDER_FILE
     if order is None or not path.is_file():
         return
+    state = _read(path)
     try:
-        order.load_state_dict(json.loads(path.read_text()))
-    except (ValueError, KeyError, TypeError) as error:
+        order.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error!r}") from error
 
 

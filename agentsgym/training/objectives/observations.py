@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from agentsgym.training._trl import TRLInterface
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.observing import ObservedBatch
+
+logger = logging.getLogger(__name__)
 
 RoleWeights = float | Mapping[str, float]
 """One weight for all observations, or the weights of messages by their role; a role that is not named has 0."""
@@ -38,6 +41,11 @@ class ObservationLoss(Objective):
     def columns(self, batch: ObservedBatch) -> dict[str, torch.Tensor]:
         """Return ``observation_weights``, (B, L), 0.0 on all other tokens, and the number of tokens with a weight."""
         advantages, trajectories = batch.advantages, batch.batch.trajectories
+        if batch.phase.is_training and batch.phase.index == 1:
+            roles = {one.messages[turn.message_index + 1]["role"] for one in trajectories for turn in one.turns[:-1]}
+            if not roles & {*(self._weights if isinstance(self._weights, Mapping) else roles)}:
+                text = "observation_loss_weight=%s weights no observation of the first batch, whose roles are %s"
+                logger.warning(text, self._weights, sorted(roles) or "none, since no rollout has a second turn")
         kept = [
             turns if is_included else [0.0] * len(turns)
             for turns, is_included in zip(advantages.kept_turns, advantages.included, strict=True)

@@ -117,13 +117,13 @@ class Curriculum:
         self.reset()
 
     def level_of(self, row: DatasetRow, name: str = "a row") -> Level:
-        """Find a row's level.
-
-        Raises:
-            ConfigError: The task has no level, or its level is not a string, a finite number or a bool.
-        """
+        """Find a row's level, a string, a finite number or a bool."""
         if callable(self._level):
-            level: Any = self._level(row)
+            try:
+                level: Any = self._level(row)
+            except KeyError as error:
+                meant = f"level(row) receives the row, whose task is row['task_data'], as in row['task_data'][{error}]"
+                raise ConfigError(f"{name} has no column {error}: {meant}") from error
         else:
             task = cast("Mapping[str, Any]", row.get("task_data") or {})
             level = row.get(self._level) if row.get(self._level) is not None else task.get(self._level)
@@ -152,6 +152,8 @@ class Curriculum:
 
     def eligible(self) -> list[Level]:
         """The levels from which the next task group is drawn, unless it explores."""
+        if not self._levels:
+            raise ConfigError("a curriculum has no levels before the trainer, or bind(rows), has given it rows")
         rates = self.win_rates
         within = [level for level in self._levels if level in rates and self._low <= rates[level] <= self._high]
         untried = [level for level in self._levels if level not in rates]

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from unicodedata import normalize
 
 import torch
 from datasets import Dataset
@@ -26,9 +27,10 @@ from trl import SFTConfig, SFTTrainer
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
 from agentsgym.agents.policy.model import check_is_model
 from agentsgym.errors import ConfigError
+from agentsgym.fields import check_rollout, check_rollouts, is_bool, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
-from agentsgym.tokens.unknown_words import warn_of_unknown_words
+from agentsgym.tokens.unknown_words import unknown_id, warn_of_unknown_words
 from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NonFiniteCheck
 from agentsgym.types import Trajectory
@@ -77,6 +79,9 @@ def imitate(
         raise ConfigError("imitate builds its own training rows and does not support packing: set packing=False")
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
     check_ids(rows, model)
+    problem = misfit(tokenizer, trajectories[0])
+    if problem is not None and unknown_id(tokenizer) not in trajectories[0].token_ids:
+        raise ConfigError(f"the demonstrations were recorded with another tokenizer than the model's: {problem}")
     warn_of_unknown_words(tokenizer, trajectories)
     lengths = [len(row["input_ids"]) for row in rows]
     if args.max_length is not None and max(lengths) > args.max_length:
@@ -133,10 +138,11 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
         One row per trajectory, or one per segment if its history was rewritten: ``input_ids`` (T,) and ``labels``
         (T,), -100 for tokens without loss.
     """
+    check_rollouts("the demonstrations", trajectories)
+    require("observation_loss", observation_loss, is_bool, "True or False")
     rows: list[dict[str, list[int]]] = []
     for trajectory in trajectories:
-        if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"imitation needs trajectories, as env.rollout returns, got {shown(trajectory)}")
+        check_rollout("a demonstration", trajectory)
         if trajectory.failed:
             continue
         mask = trajectory.agent_token_mask
@@ -172,6 +178,24 @@ def check_ids(rows: Sequence[Mapping[str, Sequence[int]]], model: Any) -> None:
             f"a trajectory has the token id {largest}, but the model has embeddings for {vocabulary_size} ids: record "
             "the demonstrations with the model's tokenizer"
         )
+
+
+def misfit(tokenizer: Any, trajectory: Trajectory) -> str | None:
+    """Describe why the tokens of a rollout are not those of a tokenizer; None if they are."""
+    if trajectory.failed or not trajectory.turns:
+        return None
+    if not trajectory.token_ids:
+        return "no tokens"
+    if max(trajectory.token_ids) >= len(tokenizer):
+        return f"token {max(trajectory.token_ids)} outside a vocabulary of {len(tokenizer)}"
+    prompt = trajectory.turns[0].prompt_messages or trajectory.messages
+    first = next((one["content"] for one in prompt if one["role"] != "system"), "")
+    decoded: str = tokenizer.decode(trajectory.token_ids[: trajectory.turns[0].start])
+    # Templates and tokenizers may change white space, case and the composition of characters.
+    letters, found = ("".join(normalize("NFKC", text.casefold()).split()) for text in (first, decoded))
+    if letters in found:
+        return None
+    return f"prompt {shown(first, 60)} decoded as {shown(decoded, 60)}"
 
 
 def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, seed: int) -> list[int]:

@@ -27,8 +27,6 @@ from typing import Final, Self
 
 import torch
 
-from agentsgym.errors import ConfigError
-
 # The default bounds of each mode: TRL's for a sequence ratio, closer to 1 for a token ratio, and even closer for a mean
 # over a row, in which the noise of single tokens cancels.
 CORRECTIONS: Final[Mapping[str, tuple[float | None, float | None]]] = {
@@ -56,12 +54,6 @@ class ImportanceCorrection:
     mode: str
     clip_min: float | None
     clip_max: float | None
-
-    def __post_init__(self) -> None:
-        if self.mode not in CORRECTIONS:
-            raise ConfigError(
-                f"the importance sampling mode must be one of {', '.join(CORRECTIONS)}, got {self.mode!r}"
-            )
 
     @property
     def bounds(self) -> tuple[float, float]:
