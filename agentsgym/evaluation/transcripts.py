@@ -16,7 +16,7 @@ def render_transcript(trajectory: Trajectory) -> str:
     r"""Render a rollout as text: a summary line, then every message with its role.
 
     The agent's messages show the reward, with its named rewards other than 0, whether the action was invalid, and the
-    tool calls that were parsed, as ``price(good='eggs')``. A failed rollout ends with its error.
+    tool calls that were parsed, as ``price(good='eggs')``, below its thought. A failed rollout ends with its error.
     Control characters are escaped (``\x1b[2J``), so that a terminal does not execute them.
     """
     check_rollout("render_transcript(trajectory)", trajectory)
@@ -29,6 +29,8 @@ def render_transcript(trajectory: Trajectory) -> str:
         note = "" if turn is None else f" {turn.reward:+zg}{named}{', invalid' if turn.invalid else ''}"
         calls = [_call_text(call.get("function", {})) for call in message.get("tool_calls", ())]
         text = "\n".join([message["content"]] * bool(message["content"] or not calls) + calls)
+        if message.get("reasoning_content"):
+            parts.append(f"[thought] {message['reasoning_content']}")
         parts.append(f"[{message['role']}{note}] {text}")
     if trajectory.error is not None:
         parts.append(f"[error] {trajectory.error.strip()}")

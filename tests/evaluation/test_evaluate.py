@@ -241,12 +241,12 @@ def test_an_agent_whose_key_is_refused_is_not_called_again_and_no_finished_rollo
 
 
 def test_a_transcript_reads_as_the_game_went() -> None:
-    agent = ScriptedAgent(["", "b"])
+    agent = ScriptedAgent(["", "<think>a?</think>b"])
     (trajectory,) = evaluate(env(system_prompt="Play."), agent, [{"solution": "b", "seed": 1}]).trajectories
     coin = trajectory.messages[1]["content"]
     assert render_transcript(trajectory) == (
         "=== task 0, rollout 0: won after 2 turns (done), reward 1 ===\n"
-        f"[system] Play.\n[user] {coin}\n[assistant +0, invalid] \n[user] no\n[assistant +1] b\n"
+        f"[system] Play.\n[user] {coin}\n[assistant +0, invalid] \n[user] no\n[thought] a?\n[assistant +1] b\n"
     )
 
 
