@@ -9,6 +9,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from agentsgym.credit.components import GivenReward
@@ -85,9 +86,15 @@ def plain_str(text: str) -> str:
     return text if type(text) is str else str.__str__(text)
 
 
+def with_plain_text(action: Action) -> Action:
+    """Convert the texts of an action that are instances of a str subclass to plain strs."""
+    texts = {"text": action.text, "written": action.written}
+    return replace(action, **{key: plain_str(text) for key, text in texts.items() if isinstance(text, str)})  # pyright: ignore[reportUnnecessaryIsInstance]
+
+
 def action_error(action: Any, max_tokens: int | None, vocabulary_size: float, *, prompt: Sequence[int] = ()) -> str:
     """Describe why an agent's answer to a prompt cannot be recorded; empty if it can."""
-    if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not (isinstance(action, Action) and isinstance(action.text, str) and isinstance(action.written, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
         return f"an agent must return an Action, got {shown(action)}"
     if type(action.policy_version) is not int and action.policy_version is not None:
         return f"an Action's policy_version must be an int or None, got {_described(action.policy_version)}"

@@ -27,9 +27,9 @@ from agentsgym.envs.boundary import (
     call_environment,
     failure_of_hook,
     is_unicode,
-    plain_str,
     rewritten_history,
     system_messages,
+    with_plain_text,
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import LAST, SUMMARIZE, VIEWS, Budget, Conversation, LastTurns, NotedHistory, Views
@@ -221,8 +221,8 @@ class Exchange:
         chat_format = conversation.transcript.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
-            if isinstance(action, Action) and type(action.text) is not str and isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                action = dataclasses.replace(action, text=plain_str(action.text))
+            if isinstance(action, Action) and not type(action.text) is type(action.written) is str:  # pyright: ignore[reportUnnecessaryIsInstance]
+                action = with_plain_text(action)
             error = action_error(action, room, vocabulary_size, prompt=conversation.transcript.token_ids)
             if len(conversation.transcript.prompt_messages) != self._num_shown:
                 error = "the agent changed request.messages, the recorded conversation: it may change a copy"

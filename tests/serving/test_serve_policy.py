@@ -84,9 +84,9 @@ def test_rollouts_go_into_a_store(tmp_path: Path) -> None:
 
 
 def test_a_full_server_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.serving.policy._OPENING_S", 0.3)
     with served(max_sessions=1) as server:
         server.open()
+        monkeypatch.setattr("agentsgym.serving.policy._OPENING_S", 0.3)
         with pytest.raises(EnvError, match="full or closed"):
             server.open()
 
