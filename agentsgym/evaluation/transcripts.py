@@ -29,8 +29,8 @@ def render_transcript(trajectory: Trajectory) -> str:
         note = "" if turn is None else f" {turn.reward:+zg}{named}{', invalid' if turn.invalid else ''}"
         calls = [_call_text(call.get("function", {})) for call in message.get("tool_calls", ())]
         text = "\n".join([message["content"]] * bool(message["content"] or not calls) + calls)
-        if message.get("reasoning_content"):
-            parts.append(f"[thought] {message['reasoning_content']}")
+        if thought := message.get("reasoning_content"):
+            parts.append(f"[thought] {thought}")
         parts.append(f"[{message['role']}{note}] {text}")
     if trajectory.error is not None:
         parts.append(f"[error] {trajectory.error.strip()}")
