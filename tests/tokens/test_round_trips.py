@@ -107,9 +107,8 @@ def draw(rng: random.Random, name: str, *, with_marks: bool = True) -> Action:
 def marks_of(name: str) -> tuple[str, ...]:
     """Markers that this tokenizer does not have are letters of no meaning, unless its model may write them as text."""
     tokens = tokenizer_of(name).get_added_vocab()
-    return tuple(
-        one for one in MARKS if one in tokens or (one in OTHERS and not (one == "[THINK]" and "Mistral" in name))
-    )
+    others = OTHERS[1:] if "stral" in name else OTHERS  # some of these think in [THINK]
+    return tuple(one for one in MARKS if one in tokens or one in others)
 
 
 @cache
