@@ -22,9 +22,9 @@ AT_MOST = {
     # Entered: one reading of every answer (thoughts, repairs, native forms of calls), history="last".
     # Left: strip_reasoning and its fifteen uses, the second readings of ToolEnv, OpenEnv and judges, the manual's
     # last_nine.
-    "lines of agentsgym": 71_900,
+    "lines of agentsgym": 71_950,
     # Entered: a case for each new user's mistake; 34 public families, their round trips and the other parser's reading.
-    "lines of tests": 82_700,
+    "lines of tests": 82_800,
     "lines of benchmarks": 11_600,
     "settings beyond TRL's": 27,
     "public names": 86,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentsgym.errors import TemplateError
 from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, FinishReason, TurnRequest
@@ -91,13 +92,17 @@ def sampled_action(
 def with_calls_of_ids(
     action: Action, request: TurnRequest, token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase
 ) -> Action:
-    """Parse the tool calls of an answer that counts as text from its ids, since decoding loses some templates' markers.
+    """Parse an answer that counts as text from its ids, since decoding loses some templates' markers.
 
-    An answer to an exact prompt keeps its ids, and its calls are parsed when it is recorded.
+    An answer to an exact prompt keeps its ids, and is parsed when it is recorded.
     """
     untyped: Any = tokenizer
-    if not request.tools or request.token_ids or not untyped.chat_template:
+    if request.token_ids or not untyped.chat_template:
         return action
-    chat_format = ChatFormat.of(tokenizer, append=False, tools=request.tools)
-    read = read_answer(dataclasses.replace(action, token_ids=token_ids, logprobs=None), chat_format, request.tools)
+    try:
+        chat_format = ChatFormat.of(tokenizer, append=False, tools=request.tools)
+    except TemplateError:  # the template is only rendered here
+        return action
+    with_ids = dataclasses.replace(action, token_ids=token_ids, logprobs=None)
+    read = read_answer(with_ids, chat_format, request.tools or None)
     return dataclasses.replace(read, token_ids=None)

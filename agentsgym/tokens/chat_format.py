@@ -271,8 +271,10 @@ class ChatFormat:
         return conversation if self._tool_format is None else self._tool_format.with_native_calls(conversation)
 
     def _structured(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
-        if any("reasoning_content" in message for message in messages) and not (reader := reader_of(self)).has_thoughts:
-            messages = [reader.with_thought(one) if "reasoning_content" in one else one for one in messages]
+        thoughts = [message.get("reasoning_content") is not None for message in messages]
+        if any(thoughts) and not (reader := reader_of(self)).has_thoughts:
+            pairs = zip(messages, thoughts, strict=True)
+            messages = [reader.with_thought(one) if has_thought else one for one, has_thought in pairs]
         if self._tool_format is None or not any("tool_calls" in m or m["role"] == "tool" for m in messages):
             return messages
         return self._tool_format.conversation(messages)
@@ -398,7 +400,7 @@ class ChatFormat:
         Raises:
             TemplateError: The template rejects the calls of the answer.
         """
-        if "reasoning_content" in message and not (reader := reader_of(self)).prints_thoughts:
+        if message.get("reasoning_content") is not None and not (reader := reader_of(self)).prints_thoughts:
             if "tool_calls" not in message and written not in {None, message["content"]}:
                 message = {"role": "assistant", "content": written or ""}
             elif "tool_calls" in message and reader.has_thoughts and self._tool_format is not None:

@@ -221,7 +221,10 @@ class Transcript:
         elif chat_format is not None:
             written = self._written(answer, action, limit, chat_format)
             if self.was_cut:
-                answer = self._message(read_answer(Action(text=chat_format.truncated_text(written)), chat_format))
+                text = chat_format.truncated_text(written)
+                cut = read_answer(Action(text=text, token_ids=written, finish_reason="length"), chat_format)
+                answer = self._message(cut)
+                self._end_of_thought = chat_format.end_of_thought(written) if cut.reasoning is not None else []
             self.token_ids += written
         self._mark = None
         self._calls = () if self.was_cut else action.tool_calls

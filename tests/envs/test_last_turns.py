@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_tool_conversations import EXACT, THINKING
 from tool_chat import GO, TOOLS, one_round, tool_family, tool_render
 
-from agentsgym import Agent, AgentsGymError, Message, MultistepEnv, Trajectory
+from agentsgym import Action, Agent, AgentsGymError, Message, MultistepEnv, ScriptedAgent, Trajectory
 from agentsgym.envs.conversation import LastTurns
 from agentsgym.tokens.transcript import ChatFormat, Transcript
 
@@ -118,3 +118,24 @@ def test_prompts_over_several_episodes_begin_with_the_task_of_their_oldest_turn(
 def test_what_cannot_work_is_refused_before_any_turn(kind: str, config: dict[str, Any], complaint: str) -> None:
     with pytest.raises(AgentsGymError, match=complaint):
         Facts(family(kind), {"history": "last", "history_turns": 9, **config})
+
+
+@pytest.mark.parametrize("history", ["append", "rerender", "last"])
+def test_a_fork_has_each_thought_once(history: str) -> None:
+    tokenizer = family("qwen3_8")
+    env = Facts(tokenizer, {"history": history, "max_steps_per_episode": 3})
+    ids = tokenizer.encode("abc\n</think>\n\n7<|im_end|>", add_special_tokens=False)
+    action = Action(text="abc\n</think>\n\n7", token_ids=ids, finish_reason="stop")
+    [rollout] = env.rollout([{"seed": 0}], ScriptedAgent([action] * 3))
+    [forked] = env.fork(rollout, 2, ScriptedAgent([action]))
+    assert [one.get("reasoning_content") for one in forked.messages if one["role"] == "assistant"] == ["abc"] * 3
+
+
+def test_text_that_is_cut_inside_its_thought_is_a_thought_and_is_closed() -> None:
+    tokenizer = family("qwen3_5_think")
+    answers = [Action(text="seven", reasoning="let me think long about this thing")] * 2
+    env = Facts(tokenizer, {"max_steps_per_episode": 2})
+    [rollout] = env.rollout([{"seed": 0}], ScriptedAgent(answers), max_turn_tokens=14)
+    cut = [one for one in rollout.messages if one["role"] == "assistant"]
+    assert [(one["content"], "let me" in one.get("reasoning_content", "")) for one in cut] == [("", True)] * 2
+    assert tokenizer.decode(rollout.token_ids[: rollout.turns[1].start]).count("</think>") == 1

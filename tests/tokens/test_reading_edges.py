@@ -11,6 +11,7 @@ from test_round_trips import TOOLS, chat_format_of
 from agentsgym import Action, ConfigError
 from agentsgym.envs import ToolEnv
 from agentsgym.tokens.calls.reader import AnswerReader, read_answer, reader_of
+from agentsgym.tokens.transcript import ChatFormat
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"text": "x"}}\n</tool_call>'
 
@@ -70,3 +71,17 @@ def test_a_template_that_marks_thoughts_and_calls_alike_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="prints calls that cannot be read back"):
         _ = ToolEnv(tokenizer, tools=[look]).chat_format
+
+
+def test_what_no_template_marks_as_a_thought_is_text() -> None:
+    tokenizer = family("llama3")
+    ids = tokenizer.encode("Use </think> to close a thought.", add_special_tokens=False)
+    action = Action(text=tokenizer.decode(ids), token_ids=ids)
+    assert read_answer(action, ChatFormat.of(tokenizer, append=False)) is action
+    said: Any = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "7", "reasoning_content": None}]
+    assert list(ChatFormat.of(tokenizer).for_template(said)) == said  # None is no thought
+
+
+def test_an_answer_that_was_read_from_other_ids_is_not_read_again() -> None:
+    action = Action(text="Write <tool_call> to add.", written="<|channel|>final<|message|>Write <tool_call> to add.")
+    assert read_answer(action, None, TOOLS) is action

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ REPAIRS = {
     "opening_tag": f"{XML}\n</tool_call>",
     "opening_tag of two": f"{XML}\n{XML}\n</tool_call>",
     "opening_tag after text": f"I add them.\n\n{XML}",
+    "opening_tag in a fence": f"```xml\n{XML}\n```",
+    "bare with its arguments first": '{"arguments": {"a": 1, "b": 2}, "name": "add"}',
     "bare": JSON,
     "bare after text": f"I add them.\n{JSON}",
     "bare with parameters": '{"name": "add", "parameters": {"a": 1, "b": 2}}',
@@ -122,6 +125,11 @@ ANSWERS = (
     "The tool is called with <function=add>, then its parameters.",
     "[add(a=1, b=2)] is how a call looks in Python.",
     "def add(a, b):\n    return a + b",
+    f"An example:\n```\nconfig: 1\n{JSON}",
+    f"The format is <example>\n{JSON}\n</example>",
+    f"<answer>{JSON}</answer>",
+    f'{{"calls": [\n{JSON}',
+    json.dumps({"answer": f"<tool_call>{JSON}</tool_call>"}),
 )
 
 
@@ -182,3 +190,44 @@ def test_a_hostile_answer_is_read_in_linear_time(name: str) -> None:
         text = piece * (100_000 // len(piece))
         action = read_answer(Action(text=text), ChatFormat.of(family(name), append=False), TOOLS)
         assert [call for call in action.tool_calls if call.error is None] == []
+
+
+def test_a_strict_reading_counts_what_it_does_not_repair() -> None:
+    for name, text in (
+        ("qwen3", f"I add them.\n{JSON}"),
+        ("qwen3", f"I add:\n{XML}"),
+        ("qwen3_6", f"Hm.\n<tool_call>\n{XML}\n</tool_call>"),
+    ):
+        [call] = read(name, text, is_strict=True).tool_calls
+        assert "not written in the expected form" in (call.error or "")
+
+
+def test_a_complete_call_that_lacks_an_argument_is_no_answer() -> None:
+    [call] = read("qwen3", "I add:\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>").tool_calls
+    assert "the argument 'b' of 'add' is missing" in (call.error or "")
+
+
+def test_a_call_in_an_open_thought_is_found_by_its_control_tokens() -> None:
+    action = read("gemma4_v5", "<|channel>thought\nhm\n<|tool_call>call:add{a:1,b:2}<tool_call|>")
+    assert ([call.name for call in action.tool_calls], action.reasoning) == (["add"], "hm")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3", '{"name": "' + '\\"' * 50_000),
+        ("qwen3", "[add(a=[" + '\\"' * 50_000 + ")]"),
+        ("gemma4_v5", "<|tool_call>call:add{" + "a." * 40_000 + "}<tool_call|>"),
+        ("qwen3_6", "</think><tool_call><function=add>" + "<parameter=a>" * 7_692 + "</function></tool_call>"),
+        ("qwen3", "<think></think>" * 6_666),
+        ("qwen3", "<function=add></function>\n" * 3_846 + "x"),
+    ],
+)
+def test_hostile_strings_are_read_in_linear_time(name: str, text: str) -> None:
+    chat_format, sizes = ChatFormat.of(family(name), append=False), list[float]()
+    for size in (len(text) // 4, len(text)):
+        start = time.process_time()
+        for tools in (TOOLS, None):
+            read_answer(Action(text=text[:size]), chat_format, tools)
+        sizes.append(time.process_time() - start)
+    assert sizes[1] < 10 * sizes[0] + 0.2  # sixteen times if it is quadratic

@@ -89,7 +89,8 @@ class _Tags(NamedTuple):
 
 def _tagged(name: str, body: str, tags: _Tags, schemas: ArgumentSchemas) -> list[ToolCall]:
     """Parse the tagged arguments of one call; text outside the tags is an error."""
-    if rest := tags.whole.sub("", body).strip():
+    # Without any end, each beginning would search all of the text.
+    if rest := (tags.whole.sub("", body) if tags.ends in body else body).strip():
         return [malformed_call(MalformedCallError(f"has {rest[:40]!r} outside its arguments"), name)]
     pairs = [(match["key"].strip(), match["value"]) for match in tags.whole.finditer(body)]
     # If a value contains the beginning of another argument, a tag was misspelled. A misspelled opening tag is found
@@ -204,6 +205,8 @@ def _minimax_calls(body: str, schemas: ArgumentSchemas) -> list[ToolCall]:
 def _dsml_calls(body: str, _schemas: ArgumentSchemas) -> list[ToolCall]:
     """Parse ``invoke`` tags with ``parameter`` tags, whose attribute ``string`` distinguishes text from JSON."""
     calls: list[ToolCall] = []
+    if "</\uff5cDSML\uff5cinvoke>" not in body:
+        raise MalformedCallError("is not closed by </\uff5cDSML\uff5cinvoke>")
     for match in _DSML_INVOKE.finditer(body):
         name, written = match["name"], match["body"]
         if rest := _DSML_PARAMETER.sub("", written).strip():

@@ -36,12 +36,14 @@ class Answer:
         reasoning: The reasoning, which may be empty; None if there is none.
         calls: The calls in order; malformed ones have an ``error``.
         is_open: Whether the answer ends in reasoning that is not closed.
+        open_thought: That reasoning with its control tokens, which may be the markers of calls.
     """
 
     content: str
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
     is_open: bool = False
+    open_thought: str | None = None
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class _Parts:
         )
 
 
+NEVER: Final = re.compile(r"(?!)")
 Read = Callable[[str, ArgumentSchemas], list[ToolCall]]
 
 
@@ -140,10 +143,14 @@ class MarkedForm:
             position = self._thought(text, text_begins.end() if text_begins else 0, parts)
         elif (
             prompt is not None
+            and not self.thinks_first
             and ends in text[: len(text) if first is None else first.start()]
             and not text.lstrip().startswith(_DATA)
         ):
             position = self._thought(text, 0, parts)  # it began in the prompt of another template
+        if self._is_data(text[position:]):
+            parts.content.append(text[position:])
+            position = len(text)
         while len(parts.calls) <= MAX_CALLS and (begin := self._next(text, position)) is not None:
             parts.content.append(text[position : begin.start()])
             if text.startswith(begins, begin.start()):
@@ -178,6 +185,16 @@ class MarkedForm:
                 end = text.find(self.thinks[1], position)
         return None if end < 0 else end
 
+    def _is_data(self, text: str) -> bool:
+        """Whether a text is a JSON object that is no call, whose strings may quote markers."""
+        text = text.strip()
+        if not text.startswith("{") or self.opens.match(text):
+            return False
+        try:
+            return read_json(text)[1] == len(text)
+        except MalformedCallError:
+            return False
+
     def _thought(self, text: str, start: int, parts: _Parts, end: int | None = None) -> int:
         end = text.find(self.thinks[1], start) if end is None else end
         parts.is_open = end < 0
@@ -189,7 +206,7 @@ class MarkedForm:
         thought = re.compile(re.escape(self.thinks[0])).search(text, position)
         if thought and self.thinks_first and text[: thought.start()].strip():
             thought = None
-        found = (self.opens.search(text, position), thought)
+        found = (None if self.opens is NEVER else self.opens.search(text, position), thought)
         return min((match for match in found if match), key=lambda match: match.start(), default=None)
 
     def _block(self, text: str, begin: re.Match[str], parts: _Parts, schemas: ArgumentSchemas) -> int:
@@ -230,7 +247,7 @@ class ChannelForm:
     """
 
     read: Callable[[str, str, ArgumentSchemas], list[ToolCall]] | None
-    marks: tuple[str, ...] = ("<|message|>",)
+    marks: tuple[str, ...] = ("<|message|>", "<|channel|>")
 
     def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:  # as every form
         """Parse an answer; the arguments are those of :meth:`MarkedForm.answer`."""
@@ -251,7 +268,8 @@ class ChannelForm:
                 name, body = name.removeprefix("functions."), message["body"]
                 calls = read_or_failed(lambda read=read, name=name, body=body: read(name, body, schemas), name)
                 parts.take(calls, message[0])
-        parts.content.append(text[position:])
+        is_header = text.startswith(("<|start|>", "<|channel|>"), position)  # of a message that was cut before its body
+        parts.content.append("" if is_header else text[position:])
         return parts.answer()
 
 
@@ -367,7 +385,7 @@ def _value(text: str, start: int, read_string: ReadString) -> tuple[Any, int]:
         try:
             return read_json(text, start)
         except MalformedCallError as error:
-            bare, depth = _ESCAPED_STRING.sub(lambda one: " " * len(one[0]), text[start:]), 0
+            bare, depth = _STRING_OR_REST.sub(lambda one: " " * len(one[0]), text[start:]), 0
             for bracket in _BRACKET.finditer(bare):  # it may be a Python literal
                 depth += 1 if bracket[0] in "[{" else -1
                 if depth == 0:
@@ -385,6 +403,7 @@ _KEY = re.compile(r"\s*(\w+)\s*=\s*")
 _SEPARATOR = re.compile(r"\s*,\s*|\s*(?=\))")
 _AFTER_STRING = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w./-]+\(|\]?\s*$)))"
 _ESCAPED_STRING = re.compile(r"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
+_STRING_OR_REST = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:(?P<code>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "\n": ""}
 _HALF_PAIR = re.compile(r"[\ud800-\udfff]")

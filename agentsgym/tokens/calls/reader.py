@@ -16,7 +16,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.calls.families import FORMS, HERMES, json_form
-from agentsgym.tokens.calls.forms import Answer, ChannelForm, Form, MarkedForm, read_or_failed
+from agentsgym.tokens.calls.forms import NEVER, Answer, ChannelForm, Form, MarkedForm, read_or_failed
 from agentsgym.tokens.calls.repairs import with_repairs
 from agentsgym.tokens.calls.thoughts import THINK, ThoughtMarkers, thought_markers
 from agentsgym.tokens.calls.values import (
@@ -50,7 +50,6 @@ _TOOL: Final[dict[str, Any]] = {
     },
 }
 _QUESTION: Final = {"role": "user", "content": "question"}
-_NEVER = re.compile(r"(?!)")
 _MARK_LETTERS: Final = frozenset("<[\u25c1\uff5c")
 SPELLED: Final = "\ufdd0"
 """A character that no text contains, inside markers that an answer spells with other tokens."""
@@ -145,7 +144,7 @@ class AnswerReader:
             self._prompt = _generation_prompt(tokenizer, options)
             self._markers = thought_markers(template, partial(_rendered, tokenizer, options, add_prompt=False))
         self._own: dict[str, Any] = {"thinks_first": True} if self._markers is None else {"thinks": self._markers}
-        self._thoughts: Form | TemplateForm = MarkedForm(opens=_NEVER, closes=_NEVER, read=_no_calls, **self._own)
+        self._thoughts: Form | TemplateForm = MarkedForm(opens=NEVER, closes=NEVER, read=_no_calls, **self._own)
         if "<|message|>" in template:
             self._thoughts = ChannelForm(read=None)
         elif self._markers is None and (described := _described_form(tokenizer)):
@@ -272,12 +271,13 @@ class AnswerReader:
         answer = form.answer(self._prompt if is_sampled else None, text, argument_schemas(tools or ()))
         if tools is None and answer.calls:
             return None  # of a tokenizer's own format, which parses calls in any case
-        has_parts = isinstance(form, ChannelForm) and "<|message|>" in text
+        has_parts = isinstance(form, ChannelForm) and any(mark in text for mark in form.marks)
         if not answer.calls and answer.reasoning is None and not has_parts:
             return None
         content = self._special.sub("", answer.content).strip()
         reasoning = answer.reasoning and self._special.sub("", answer.reasoning).strip()
-        answer = dataclasses.replace(answer, content=content, reasoning=reasoning)
+        open_thought = answer.reasoning if answer.is_open else None
+        answer = dataclasses.replace(answer, content=content, reasoning=reasoning, open_thought=open_thought)
         return _unspelled(answer) if SPELLED in text else answer
 
     def better(self, answer: Answer | None, text: str) -> Answer | None:
@@ -436,6 +436,8 @@ def read_answer(
         is_strict: Whether a call that is not in the format of the template is malformed, rather than repaired: see
             :mod:`agentsgym.tokens.calls.repairs`.
     """
+    if action.token_ids is None and action.written != action.text:
+        return action  # it was read from ids that are not those of the conversation
     if action.tool_calls or action.finish_reason == "length":
         tools = None
     reader = reader_of(chat_format)
@@ -456,7 +458,9 @@ def read_answer(
     if answer is None:
         return action
     calls = [reader.with_example(call) for call in answer.calls]
-    thoughts = [thought for thought in (action.reasoning, answer.reasoning) if thought is not None]
+    # Reasoning that comes with ids is that of the ids, as in a replay; a server's comes before that in its text.
+    own = None if action.token_ids is not None and answer.reasoning is not None else action.reasoning
+    thoughts = [thought for thought in (own, answer.reasoning) if thought is not None]
     return dataclasses.replace(
         action,
         text=answer.content.strip(),
@@ -486,7 +490,7 @@ def _num_good(answer: Answer) -> int:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or _NEVER.pattern)
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or NEVER.pattern)
 
 
 def _spelled(found: re.Match[str]) -> str:

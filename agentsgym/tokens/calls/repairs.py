@@ -32,17 +32,22 @@ ARGUMENTS_TEXT: Final = "arguments_text"
 TRAILING_COMMA: Final = "trailing_comma"
 OPEN_THOUGHT: Final = "open_thought"
 
+_UNEXPECTED: Final = "is not written in the expected form"
+_CALL_TAG: Final = r"(?:[a-z]+:)?(?i:tool_?calls?|function_calls?)"
+
 _Tools = Sequence[Mapping[str, Any]]
 _FUNCTION = re.compile(r"^[ \t]*(?=<function=([^>\n]*)>)", re.MULTILINE)
 _FUNCTIONS = re.compile(r"(?:<function=[^>\n]*>(?:(?!</?function\b).)*+</function>\s*)+", re.DOTALL)
 _VALUE = re.compile(
-    r"^[ \t]*(?P<tag><[\w:|]+>\s*)?(?P<fence>```\w*[ \t]*\n\s*)?"
-    r"(?=(?:\[\s*)?\{\s*\"(?:name|type|function)\"|(?P<python>\[[\w./-]+\())",
+    rf"^[ \t]*(?P<tag><{_CALL_TAG}>\s*)?(?P<fence>```\w*[ \t]*\n\s*)?"
+    r"(?=(?:\[\s*)?\{\s*\"(?:name|type|function|arguments|parameters|id)\"|(?P<python>\[[\w./-]+\())",
     re.MULTILINE,
 )
-_CLOSING_TAGS = re.compile(r"(?:\s|</[\w:]+>)*+")
+_CLOSING_TAGS = re.compile(rf"(?:\s|</{_CALL_TAG}>)*+")
+_FENCE = re.compile(r"^[ \t]*```\w*\s*\Z", re.MULTILINE)
+_FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _FENCE_END = re.compile(r"\s*```\s*")
-_STRING_OR_COMMA = re.compile(r"(\"(?:[^\"\\]|\\.)*+\")|,(?=\s*[}\]])", re.DOTALL)
+_STRING_OR_COMMA = re.compile(r"(\"(?:[^\"\\]|\\.)*+(?:\"|\Z))|,(?=\s*[}\]])", re.DOTALL)
 _WITH_ARGUMENTS: Final = ("arguments", "parameters")
 
 
@@ -69,22 +74,22 @@ def with_repairs(answer: Answer, form: object, tools: _Tools, *, is_strict: bool
     """
     schemas = argument_schemas(tools)
     if answer.is_open:
-        found = _in_thought(answer.reasoning or "", form, schemas)
-        if found is None or is_strict or not _are_valid(found.calls, tools):
-            return answer
-        return dataclasses.replace(
-            answer, reasoning=(answer.reasoning or "")[: found.start].rstrip(), calls=tuple(found.calls)
-        )
-    text = answer.content
-    read = read_inline if isinstance(form, MarkedForm) and form.read is read_inline else read_xml
-    found = _tagged(text, schemas, read) or _written_plainly(text)
-    if found is not None and not is_strict and _are_valid(found.calls, tools):
-        return dataclasses.replace(answer, content=text[: found.start].rstrip(), calls=tuple(found.calls))
-    if answer.calls or not _is_meant(text, found, schemas):
+        text = answer.open_thought if answer.open_thought is not None else answer.reasoning or ""
+        found = _in_thought(text, form, schemas)
+    else:
+        text = answer.content
+        read = read_inline if isinstance(form, MarkedForm) and form.read is read_inline else read_xml
+        found = _tagged(text, schemas, read) or _written_plainly(text)
+    if found is not None and _are_valid(found.calls, tools):
+        if is_strict:
+            return dataclasses.replace(answer, calls=(malformed_call(MalformedCallError(_UNEXPECTED)),))
+        kept = "reasoning" if answer.is_open else "content"
+        return dataclasses.replace(answer, **{kept: text[: found.start].rstrip()}, calls=tuple(found.calls))
+    if answer.is_open or answer.calls or not _is_meant(text, found, schemas):
         return answer
     problem = next((error for call in found.calls if (error := check_call(call, tools))), None) if found else None
-    written = f"cannot be read: {problem}" if problem else "is not written in the expected form"
-    return dataclasses.replace(answer, calls=(malformed_call(MalformedCallError(written)),))
+    error = MalformedCallError(f"cannot be read: {problem}" if problem else _UNEXPECTED)
+    return dataclasses.replace(answer, calls=(malformed_call(error),))
 
 
 def _are_valid(calls: Sequence[ToolCall], tools: _Tools) -> bool:
@@ -93,10 +98,16 @@ def _are_valid(calls: Sequence[ToolCall], tools: _Tools) -> bool:
 
 def _is_meant(text: str, found: _Found | None, schemas: ArgumentSchemas) -> bool:
     """Whether an answer is a call of a known tool, or has a line with the beginning of one that is not complete."""
-    if found is not None:
-        return not text[: found.start].strip() and any(call.name in schemas for call in found.calls)
-    begun = (match for match in _FUNCTION.finditer(text) if match[1].strip() in schemas)
-    return any(_FUNCTIONS.match(text, match.end()) is None for match in begun)
+    if found is not None and any(call.repair == OPENING_TAG or not text[: found.start].strip() for call in found.calls):
+        return any(call.name in schemas for call in found.calls)
+    end = 0
+    for begin in _FUNCTION.finditer(text):
+        if begin.start() >= end and begin[1].strip() in schemas:
+            functions = _FUNCTIONS.match(text, begin.end())
+            if functions is None:
+                return True
+            end = functions.end()
+    return False
 
 
 def _in_thought(text: str, form: object, schemas: ArgumentSchemas) -> _Found | None:
@@ -104,7 +115,7 @@ def _in_thought(text: str, form: object, schemas: ArgumentSchemas) -> _Found | N
     if not isinstance(form, MarkedForm):
         return None
     for begin in form.opens.finditer(text):
-        if text[: begin.start()].rpartition("\n")[2].strip():
+        if text[: begin.start()].rpartition("\n")[2].strip() or _is_open_before(text, begin.start()):
             continue
         inner = form.answer("", text[begin.start() :], schemas)
         if inner.content.strip() or inner.reasoning is not None:
@@ -117,19 +128,24 @@ def _tagged(text: str, schemas: ArgumentSchemas, read: Read) -> _Found | None:
     """Find calls whose opening tag is missing before ``<function=name>``."""
     begin = _FUNCTION.search(text)
     functions = begin and _FUNCTIONS.match(text, begin.end())
-    if not begin or not functions or not _CLOSING_TAGS.fullmatch(text, functions.end()):
+    if not begin or not functions:
+        return None
+    before = text[: begin.start()].rstrip()
+    is_fenced = _FENCE.search(before) is not None and _FENCE_END.fullmatch(text, functions.end()) is not None
+    if not is_fenced and (_is_open_before(text, begin.start()) or not _CLOSING_TAGS.fullmatch(text, functions.end())):
         return None
     try:
         calls = read(functions[0], schemas)
     except MalformedCallError as error:
-        calls = [malformed_call(error)]
-    return _Found(begin.start(), [dataclasses.replace(call, repair=OPENING_TAG) for call in calls])
+        calls = [malformed_call(error, begin[1].strip())]
+    start = _FENCE.search(before).start() if is_fenced else begin.start()  # type: ignore[union-attr]
+    return _Found(start, [dataclasses.replace(call, repair=OPENING_TAG) for call in calls])
 
 
 def _written_plainly(text: str) -> _Found | None:
     """Find calls as JSON or as a Python list, alone in a code fence or at the end of the text."""
     begin = _VALUE.search(text)
-    if begin is None:
+    if begin is None or _is_open_before(text, begin.start()):
         return None
     ends = _FENCE_END if begin["fence"] else _CLOSING_TAGS
     if begin["python"] is not None:
@@ -155,6 +171,12 @@ def _written_plainly(text: str) -> _Found | None:
     if not values or not all(map(_has_arguments, values)):
         return None
     return _Found(begin.start(), [_call_of(one, kind) for one in values])
+
+
+def _is_open_before(text: str, start: int) -> bool:
+    """Whether a code fence or a JSON value is open before an index, so that what follows is part of it."""
+    before = text[:start].rstrip()
+    return len(_FENCE_LINE.findall(before)) % 2 == 1 or before.endswith(("{", "["))
 
 
 def _has_arguments(value: Any) -> bool:

@@ -242,5 +242,5 @@ _JSON_KINDS: Final[Mapping[Any, tuple[str, ...]]] = {
     bool: ("boolean",), type(None): ("null",),
 }  # fmt: skip
 _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\[^\n'\"\\abfnrtv0-7xuUN]")
-_BARE_KEY = re.compile(r"(?<![\w\"])([^\W\d][\w.-]*)\s*:")
+_BARE_KEY = re.compile(r"(?<![\w\".-])([^\W\d][\w.-]*+)\s*:")
 _BARE_WORD = re.compile(r"\b(?:None|True|False)\b")
