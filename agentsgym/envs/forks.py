@@ -109,7 +109,8 @@ def _finish_reason(recorded: Trajectory, k: int, chat_format: ChatFormat | None)
     if chat_format.ended_by(ids, "stop") is None:
         return "length"
     # The answer ends with a special token, which ended it unless its end of turn was added.
-    following = recorded.token_ids[turn.stop : turn.stop + 1]
+    end = turn.stop + len(chat_format.end_of_thought(ids))
+    following = recorded.token_ids[end : end + 1]
     return "length" if following and following[0] in chat_format.stop_token_ids else "stop"
 
 
