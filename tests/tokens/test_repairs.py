@@ -231,3 +231,9 @@ def test_hostile_strings_are_read_in_linear_time(name: str, text: str) -> None:
             read_answer(Action(text=text[:size]), chat_format, tools)
         sizes.append(time.process_time() - start)
     assert sizes[1] < 10 * sizes[0] + 0.2  # sixteen times if it is quadratic
+
+
+def test_a_bare_native_call_begins_a_line_or_follows_another() -> None:
+    call = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
+    numbers = [len(read("llama3_1", text).tool_calls) for text in (f"I reply {call} so.", f"So\n{call}; {call}", call)]
+    assert numbers == [0, 2, 1]

@@ -367,7 +367,8 @@ FORMS: Final[Mapping[str, Form]] = {
     "python": _python_form("<|python_start|>", "<|python_end|>", bare_string),
     "python, escaped": _python_form("<|python_start|>", "<|python_end|>", escaped_string),
     "llama": _marked(
-        r"(?:<\|python_tag\|>\s*|;\s*)?(?=\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"name\"\s*:\s*\"[^\"]*\"\s*,"
+        r"(?:<\|python_tag\|>\s*|;\s*|(?<=[;}])\s*|(?m:^)[ \t]*)"
+        r"(?=\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"name\"\s*:\s*\"[^\"]*\"\s*,"
         r"\s*\"(?:parameters|arguments)\"\s*:)|<\|python_tag\|>|\A\s*(?=\{\s*\"name\"\s*:)",
         r"<\|eot_id\|>|<\|eom_id\|>|(?<!\s)\s*;",  # matched once, not from each position in white space
         lambda body, _schemas: [tool_call_from_object(whole_json(body))],
