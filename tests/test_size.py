@@ -22,7 +22,7 @@ AT_MOST = {
     # Entered: one reading of every answer (thoughts, repairs, native forms of calls), history="last".
     # Left: strip_reasoning and its fifteen uses, the second readings of ToolEnv, OpenEnv and judges, the manual's
     # last_nine.
-    "lines of agentsgym": 71_960,
+    "lines of agentsgym": 71_970,
     # Entered: a case for each new user's mistake; 34 public families, their round trips and the other parser's reading.
     "lines of tests": 82_800,
     "lines of benchmarks": 11_600,

@@ -319,12 +319,17 @@ def as_hashable(name: str, value: Any) -> Hashable:
     return value
 
 
+def _is_many(value: Any) -> bool:
+    """Whether a value is a tensor without exactly one element: torch would raise from C++, which can end a greenlet."""
+    return getattr(value, "numel", lambda: 1)() != 1
+
+
 def as_number(name: str, value: Any) -> float:
     """Return a finite number in the range of single precision, or raise :class:`EnvError` with its name."""
     if type(value) is float and abs(value) <= _LARGEST:
         return value
     try:
-        number = math.nan if isinstance(value, _TEXT) else float(value)
+        number = math.nan if isinstance(value, _TEXT) or _is_many(value) else float(value)
     except BaseException as error:  # the conversion runs user code
         if is_interruption(error):
             raise
@@ -444,8 +449,8 @@ def as_bool(name: str, value: Any, hook: str = "") -> bool:
     if value is None or type(value) is bool:
         return value is True
     try:
-        is_one = bool(value == 1)
-        if is_one or bool(value == 0):
+        is_one = not _is_many(value) and bool(value == 1)
+        if is_one or (not _is_many(value) and bool(value == 0)):
             return is_one
     except BaseException as error:  # the comparison runs user code
         if is_interruption(error):
