@@ -162,7 +162,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "orders": (lambda: Judge(ScriptedAgent(["4"]), rubric="good", num_orders=2), "no effect without scope='group'"),
     "hops of data": (lambda: SearchEnv.get_train_dataset(data=[QUESTION], hops=[2]), "hops has no effect with data"),
     "maps": (lambda: GymnasiumEnv.get_train_dataset(map_size=8), "no effect without random_maps=True"),
-    "nobody else": (lambda: TextArenaEnv(None, {"game": "Wordle-v0", "opponent": "first"}), "there is no opponent"),
+    "nobody else": (
+        lambda: TextArenaEnv(None, {"game": "Wordle-v0", "opponent": "first"}),
+        "has a single role here, and no opponent can play",
+    ),
     "one conversation": (lambda: TextArenaEnv(None, DUEL | {"shared_conversation": True}), "has no effect without"),
     "no gamemaster": (lambda: TextArenaEnv(None, DUEL, gamemaster=NotAsync()), "has no gamemaster"),
     "a text as a hook": (lambda: defines(_system_prompt="Be kind"), "_system_prompt must be a method, got 'Be kind'"),

@@ -75,7 +75,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a column": (lambda folder: stored(folder)["agent"], r"for a column, write store.table\(\['agent'\]\)"),
     "a name without a store": (lambda _: evaluated(agent_name="me"), "agent_name requires store"),
     "a file to play": (lambda _: find_env("runs/quiz.yaml"), "is a configuration: run it with agentsgym train runs/q"),
-    "no episodes": (lambda _: TrainingRun(policy(), GRPOEnvConfig()).write_transcripts("a"), "is no evaluation 'a'"),
+    "no episodes": (
+        lambda _: TrainingRun(policy(), GRPOEnvConfig()).write_transcripts("a"),
+        "no evaluation is named 'a'",
+    ),
     "noise in noise": (lambda _: prepared(warm_start={"player": "random", "noise": 0.5}), "noise cannot be .* alone"),
     "evaluations": (lambda _: prepared(training={"eval_strategy": "epoch"}).execute(), "eval_strategy must be no"),
     "too few": (lambda _: prepared(num_train_tasks=1, training={"num_generations": 4}), "num_train_tasks .* least 2"),

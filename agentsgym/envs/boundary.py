@@ -359,7 +359,8 @@ def as_reward(name: str, value: Any) -> tuple[float, dict[str, float] | None]:
         elif not isinstance(key, str) or not key:
             raise EnvError(f"{name} must be a number, or a dict of numbers by non-empty name, got {shown(given)}")
         elif key in ("success", "invalid", "truncated") and _is_bool(number):
-            raise EnvError(f"{name} has {shown(key)}, which is no reward: return it in info (float(…) rewards it)")
+            sentence = f"{name} has {shown(key)}, which is a flag: return it in info, or as a float if it is a reward"
+            raise EnvError(sentence)
         else:
             components[plain_str(key)] = as_number(f"{name}[{shown(key)}]", number)
     total = math.fsum(components.values())

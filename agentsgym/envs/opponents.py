@@ -268,7 +268,7 @@ def opponents_of(env: Any, given: Any) -> Opponents | None:
         return None
     found = Opponents(given, env.roles, env.own_opponents)
     if len(found.roles) < 2 and not is_default:
-        raise ConfigError(f"{type(env).__name__} has only one role here, so there is no opponent: omit {shown(given)}")
+        raise ConfigError(f"{type(env).__name__} has a single role here, and no opponent can play: omit {shown(given)}")
     if len(found.roles) < 2:
         return None
     if not found.is_self:

@@ -294,7 +294,7 @@ class TrainingRun:
     def _evaluation(self, name: str) -> Evaluation:
         if name not in self.evaluations:
             near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing has been evaluated yet"
-            raise ConfigError(f"there is no evaluation {name!r}{near}")
+            raise ConfigError(f"no evaluation is named {name!r}{near}")
         return self.evaluations[name]
 
     def learn(

@@ -68,7 +68,8 @@ class ToolTemplate:
         supports_results: Whether it renders a message of role ``tool`` after a call.
         end: End of a turn that calls a tool; None if the template does not render calls or the end is ambiguous.
         prints_ids: Whether the template renders the ids of calls.
-        failure: The error at which the template renders no call or no result, unless it raises by a rule of its own.
+        failure: The error that kept the template from rendering a call or a result; None if there was none, or if the
+            template itself rejects calls or results with ``raise_exception``.
     """
 
     def __init__(self, template: Template, vocabulary: Vocabulary, end: TurnEnd) -> None:

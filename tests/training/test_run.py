@@ -170,10 +170,10 @@ def test_adapters_are_merged_and_a_reference_is_loaded_from_where_the_policy_was
 
 def test_a_learning_curve_names_the_evaluation_that_is_missing(tmp_path: Path) -> None:
     run, env = run_of(tmp_path)
-    with pytest.raises(ConfigError, match="no evaluation 'before'; nothing has been evaluated yet"):
+    with pytest.raises(ConfigError, match="no evaluation is named 'before'; nothing has been evaluated yet"):
         run.learning_curve()
     run.evaluate("befor", env, task_data(2))
-    with pytest.raises(ConfigError, match="no evaluation 'before'; did you mean 'befor'"):
+    with pytest.raises(ConfigError, match="no evaluation is named 'before'; did you mean 'befor'"):
         run.learning_curve()
 
 

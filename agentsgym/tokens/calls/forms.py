@@ -186,7 +186,7 @@ class MarkedForm:
         return None if end < 0 else end
 
     def _is_data(self, text: str) -> bool:
-        """Whether a text is a JSON object that is no call, whose strings may quote markers."""
+        """Whether a text is a JSON object rather than a call; markers in its strings are quoted text."""
         text = text.strip()
         if not text.startswith("{") or self.opens.match(text):
             return False

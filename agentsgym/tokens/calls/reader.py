@@ -180,8 +180,8 @@ class AnswerReader:
         form = self.form
         if form is None and self._native is not None:
             opens, closes, is_python = self._native
-            form = FORMS["lfm, escaped"] if is_python else json_form(opens, closes, ends_with_turn=not closes)
-            form = dataclasses.replace(form, **self._own) if isinstance(form, MarkedForm) else form
+            own = FORMS["lfm, escaped"] if is_python else json_form(opens, closes, ends_with_turn=not closes)
+            form = dataclasses.replace(cast("MarkedForm", own), **self._own)
         return form or dataclasses.replace(HERMES, **self._own)
 
     def check_reads_calls(self) -> None:
@@ -413,7 +413,7 @@ def read_answer(
     *,
     is_strict: bool = False,
 ) -> Action:
-    """Split an answer into reasoning, text and calls; never raises.
+    """Split an answer into reasoning, text and calls; no answer makes it raise.
 
     Reasoning ends at its first closing marker, and reasoning that is not closed is the whole answer. Sampled ids are
     parsed in the format of the chat template, which is determined once by rendering reasoning and a call and parsing
@@ -421,8 +421,8 @@ def read_answer(
     reasoning, ``<think>…</think>`` at the start of an answer is reasoning. In text, everything before a first
     ``</think>`` without a ``<think>`` is reasoning that began in the prompt, and a call may also be written as
     ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, the only format without a template, or with one that
-    renders no calls. Calls inside reasoning are ignored, and so are those of an answer that was truncated at the token
-    budget, since a truncated call may look complete.
+    renders no calls if the model has no native form. Calls inside reasoning are ignored, and so are those of an answer
+    that was truncated at the token budget, since a truncated call may look complete.
 
     A malformed call becomes a :class:`~agentsgym.types.ToolCall` with an ``error`` and stays in the text; the other
     calls are parsed. Arguments that a format writes as bare text get the types of the tool's schema; they are not
