@@ -14,6 +14,7 @@ from agentsgym.errors import StoreError
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import to_json
 from agentsgym.texts import as_json, shown
+from agentsgym.tokens.tool_messages import as_written
 from agentsgym.types import Message, Trajectory, Turn
 
 Example = dict[str, Any]
@@ -128,8 +129,8 @@ def _task(record: StoredRollout) -> tuple[Any, ...]:
 
 def _prompt(trajectory: Trajectory, turn: Turn) -> Sequence[Message]:
     if turn.prompt_messages is not None:
-        return turn.prompt_messages
-    return trajectory.messages[: turn.message_index]
+        return [*map(as_written, turn.prompt_messages)]
+    return [*map(as_written, trajectory.messages[: turn.message_index])]
 
 
 def _answer(trajectory: Trajectory, turn: Turn) -> Message:
@@ -138,4 +139,4 @@ def _answer(trajectory: Trajectory, turn: Turn) -> Message:
             f"the rollout of session {shown(trajectory.session_id)} cannot be exported: the message_index of a turn is "
             f"{turn.message_index}, but it has {len(trajectory.messages)} messages"
         )
-    return trajectory.messages[turn.message_index]
+    return as_written(trajectory.messages[turn.message_index])

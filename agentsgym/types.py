@@ -54,6 +54,7 @@ class Message(TypedDict):
         tool_call_id: In a tool's result, the ``id`` of the call that it answers.
         name: In a tool's result, the tool's name.
         reasoning_content: Reasoning before an answer, where it is separate from the text.
+        written: The answer with the tags of its reasoning, if the chat template has no form for reasoning.
     """
 
     role: str
@@ -62,6 +63,7 @@ class Message(TypedDict):
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
     reasoning_content: NotRequired[str]
+    written: NotRequired[str]
 
 
 class StopReason(StrEnum):

@@ -146,4 +146,5 @@ def recorded_action(
         reasoning=message.get("reasoning_content"),
         finish_reason=finish_reason,
         policy_version=turn.policy_version,
+        written=message.get("written", ""),
     )

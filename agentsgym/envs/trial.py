@@ -260,7 +260,7 @@ class Trial:
         if notes is not None:
             info = {**info, "num_notes": len(notes.note_turns), "note_turns": [*notes.note_turns]}
         if conversation.num_calls:
-            info = {**info, "tool_calls": {**conversation.num_calls}}
+            info = {**info, "calls_read": {**conversation.num_calls}}
         final_components = sum_components(conversation.final_parts)
         if final_rewards:
             final_components = role_components(turns).get(turns[0].role)

@@ -258,8 +258,8 @@ class ChatFormat:
     def for_template(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """Convert a conversation to the form that the template accepts.
 
-        If the template does not know reasoning, it is written into the text, between ``<think>`` tags. Without tools,
-        everything else stays unchanged.
+        If the template has no form for reasoning, it becomes part of the text: as it was written, or between
+        ``<think>`` tags. Without tools, everything else stays unchanged.
         Tool calls and results that the template does not support become plain text; arguments and ids are converted to
         the types that it expects. The recorded ids equal those of
         ``tokenizer.apply_chat_template(chat_format.for_template(messages), tools=…)``.
@@ -387,7 +387,7 @@ class ChatFormat:
 
     def end_of_thought(self, ids: Sequence[int]) -> list[int]:
         """The ids that close an answer that was cut inside reasoning; empty for any other answer."""
-        text = "" if self._template is None else reader_of(self).end_of_thought(ids)
+        text = "" if self._template is None else reader_of(self).end_of_thought(ids, has_tools=bool(self.tools))
         return self._vocabulary.encode_printed(text, {}, first=False) if text else []
 
     def answer(self, message: Message, written: str | None = None) -> tuple[list[int], list[int]]:

@@ -133,6 +133,13 @@ def with_text_calls(message: Mapping[str, Any], form: TextForm | None = None) ->
     return cast("Message", {**rest, "content": "\n".join(text for text in texts if text)})
 
 
+def as_written(message: Message) -> Message:
+    """Return an answer with its reasoning in its text, as it was written, if the chat template has no form for it."""
+    if "written" not in message:
+        return message
+    return {"role": message["role"], "content": message["written"]}
+
+
 def short_id(call_id: str) -> str:
     """Return an id of nine letters and digits, for templates that accept no others (Mistral)."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.reader import read_answer
+from agentsgym.tokens.calls.reader import read_answer, reader_of
 from agentsgym.tokens.chat_format import ENDED_BY_TEXT, ChatFormat
 from agentsgym.tokens.tool_messages import structured_calls, with_call_ids, with_text_calls
 from agentsgym.types import Action, Message, ToolCall
@@ -247,11 +247,14 @@ class Transcript:
 
     def _message(self, action: Action) -> Message:
         answer: Message = {"role": "assistant", "content": action.text}
+        chat_format = self.chat_format
         if action.reasoning is not None:
             answer["reasoning_content"] = action.reasoning
         if not action.tool_calls:
+            is_tagged = action.reasoning is not None and action.written != action.text
+            if is_tagged and chat_format is not None and not reader_of(chat_format).has_thoughts:
+                answer["written"] = action.written
             return answer
-        chat_format = self.chat_format
         calls = structured_calls(action.tool_calls, self._num_calls)
         has_form = chat_format is None or chat_format.separates_calls
         if calls and has_form:

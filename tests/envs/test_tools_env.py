@@ -69,7 +69,7 @@ def test_repaired_and_unreadable_calls_are_counted(mode: str) -> None:
     [rollout] = env.rollout([{"question": "3 + 4?"}], ScriptedAgent([BARE, UNCLOSED, BARE, "7"]))
     is_strict = mode == "strict"
     counts = {"unreadable": 3} if is_strict else {"bare": 2, "unreadable": 1}
-    assert rollout.info["tool_calls"] == counts
+    assert rollout.info["calls_read"] == counts
     assert rollout.info["num_repaired_calls"] == (0 if is_strict else 2)
     assert rollout.info["num_unreadable_calls"] == counts["unreadable"]
     assert rollout.turn_rewards == ([0.0] * 4 if is_strict else [0.5, 0.0, 0.5, 0.0])

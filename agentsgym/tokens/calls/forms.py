@@ -209,6 +209,13 @@ class MarkedForm:
         found = (None if self.opens is NEVER else self.opens.search(text, position), thought)
         return min((match for match in found if match), key=lambda match: match.start(), default=None)
 
+    def _next_block(self, text: str, start: int, end_of_call: re.Match[str] | None) -> re.Match[str] | None:
+        """Find the next opening marker; one inside the arguments of a call begins no call."""
+        other = self.opens.search(text, start)
+        while end_of_call and other and other.start() < end_of_call.start() and not _BEGIN.match(text, other.end()):
+            other = self.opens.search(text, other.end())
+        return other
+
     def _block(self, text: str, begin: re.Match[str], parts: _Parts, schemas: ArgumentSchemas) -> int:
         """Parse one block; return the index after it."""
         start, after = begin.end(), None
@@ -220,8 +227,9 @@ class MarkedForm:
             close = self.closes.match(text, after)
             body_end, end = after, after if close is None else close.end()
         else:
-            close, other = self.closes.search(text, after or start), self.opens.search(text, (after or start) + 1)
+            close = self.closes.search(text, after or start)
             end_of_call = self.ends.search(text, start) if self.ends else None
+            other = self._next_block(text, (after or start) + 1, end_of_call)
             if end_of_call and (other is None or end_of_call.start() < other.start()):
                 close = end_of_call
             if close is None or (other is not None and other.start() < close.start()):
@@ -281,6 +289,8 @@ _MESSAGE = re.compile(
     re.DOTALL,
 )
 _DATA: Final = ("{", "```")  # begins an answer whose strings may quote a marker
+# The beginning of a call with tagged arguments, after its opening marker.
+_BEGIN = re.compile(r"\s*(?:<function=|<invoke |<\uff5cDSML\uff5cinvoke |[\w./-]+\s*<arg_key>)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 

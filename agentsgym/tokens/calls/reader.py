@@ -7,27 +7,20 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import shown
+from agentsgym.tokens.calls.described import TemplateForm, described_form
 from agentsgym.tokens.calls.families import FORMS, HERMES, json_form
-from agentsgym.tokens.calls.forms import NEVER, Answer, ChannelForm, Form, MarkedForm, read_or_failed
+from agentsgym.tokens.calls.forms import NEVER, Answer, ChannelForm, Form, MarkedForm
 from agentsgym.tokens.calls.repairs import with_repairs
 from agentsgym.tokens.calls.thoughts import THINK, ThoughtMarkers, thought_markers
-from agentsgym.tokens.calls.values import (
-    ArgumentSchemas,
-    MalformedCallError,
-    argument_schemas,
-    malformed_call,
-    read_json,
-    tool_call,
-)
-from agentsgym.tokens.tool_messages import native_form
+from agentsgym.tokens.calls.values import ArgumentSchemas, MalformedCallError, argument_schemas, read_json
+from agentsgym.tokens.tool_messages import as_written, native_form
 from agentsgym.types import Action, Message, ToolCall
 
 _NAME: Final = "look_up"
@@ -66,63 +59,6 @@ class Format(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateForm:
-    """Calls in the format that the tokenizer's ``response_template`` describes.
-
-    Attributes:
-        tokenizer: The tokenizer.
-        opens: The opening marker of a call; None if the template defines none.
-    """
-
-    tokenizer: Any
-    opens: re.Pattern[str] | None
-    marks: tuple[str, ...] = THINK
-
-    def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:
-        """Read an answer; arguments as in :meth:`agentsgym.tokens.calls.forms.MarkedForm.answer`."""
-        if prompt is None:
-            thought, ends, rest = text.partition("</think>")
-            if ends and "<think>" not in thought:
-                answer = self.answer("", rest, schemas)
-                return Answer(content=answer.content, reasoning=thought.strip(), calls=answer.calls)
-            prompt = ""
-        try:
-            return self._parsed(prompt, text, schemas)
-        except BaseException as error:  # the parser runs code from the tokenizer, which may raise anything
-            if is_interruption(error):
-                raise
-            starts = [match.start() for match in self.opens.finditer(text)] if self.opens else []
-            if len(starts) < 2:
-                failed = malformed_call(MalformedCallError(f"is malformed: {sentence_of(error)}"))
-                return Answer(content=text, calls=(failed,))
-        # Parse each call separately, so that a malformed one does not affect the others.
-        first = self.answer(prompt, text[: starts[1]], schemas)
-        rest = [self.answer("", text[a:b], schemas) for a, b in zip(starts[1:], [*starts[2:], len(text)], strict=True)]
-        return Answer(
-            content="".join(answer.content for answer in (first, *rest)),
-            reasoning=first.reasoning,
-            calls=tuple(call for answer in (first, *rest) for call in answer.calls),
-        )
-
-    def _parsed(self, prompt: str, text: str, schemas: ArgumentSchemas) -> Answer:
-        tools = [
-            {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
-            for name, properties in schemas.items()
-        ]
-        message: Any = self.tokenizer.parse_response(text, prefix=prompt, tools=tools)
-        calls: list[ToolCall] = []
-        for call in message.get("tool_calls") or ():
-            function: Any = call["function"]
-            calls += read_or_failed(
-                lambda call=call, given=function: [tool_call(given.get("name"), given.get("arguments"), call.get("id"))]
-            )
-        failed = any(call.error is not None for call in calls)
-        reasoning = message.get("reasoning_content") or message.get("thinking")
-        content = text if failed else message.get("content") or ""
-        return Answer(content=content, reasoning=reasoning, calls=tuple(calls))
-
-
 class AnswerReader:
     """Parses answers for one tokenizer, chat template and set of template options.
 
@@ -139,15 +75,18 @@ class AnswerReader:
         self._added, self._added_ids = _any_of(ids), frozenset(ids.values())
         self._native = None if tokenizer is None else native_form(tokenizer)
         self._prompt, template = "", str((tokenizer is not None and tokenizer.chat_template) or "")
+        self._has_response = "<response>" in template
         self._markers: ThoughtMarkers | None = None
         if template:
             self._prompt = _generation_prompt(tokenizer, options)
             self._markers = thought_markers(template, partial(_rendered, tokenizer, options, add_prompt=False))
-        self._own: dict[str, Any] = {"thinks_first": True} if self._markers is None else {"thinks": self._markers}
+        described = described_form(tokenizer) if self._markers is None else None
+        thinks = self._markers or (described and described.thinks)
+        self._own: dict[str, Any] = {"thinks": thinks} if thinks else {"thinks_first": True}
         self._thoughts: Form | TemplateForm = MarkedForm(opens=NEVER, closes=NEVER, read=_no_calls, **self._own)
         if "<|message|>" in template:
             self._thoughts = ChannelForm(read=None)
-        elif self._markers is None and (described := _described_form(tokenizer)):
+        elif thinks is None and described is not None and described.has_thoughts:
             self._thoughts = described
         self._mark = _any_of(map(str.strip, self._thoughts.marks))
         self._mark_ids = {token_id for text, token_id in ids.items() if text in "".join(self._thoughts.marks)}
@@ -223,11 +162,13 @@ class AnswerReader:
     @property
     def around_thought(self) -> tuple[str, str]:
         """What stands around reasoning, after the generation prompt, where the template does not print it."""
-        begins, ends = self._markers[:2] if self._markers else THINK[:2]
+        begins, ends, _ = self._own.get("thinks", THINK)
         return "" if self.is_begun else f"{begins}\n", f"\n{ends}\n\n"
 
     def with_thought(self, message: Message) -> Message:
         """Move reasoning into the text of an answer, for a template that omits it."""
+        if "written" in message:
+            return as_written(message)
         before, after = self.around_thought
         rest = {key: value for key, value in message.items() if key != "reasoning_content"}
         text = f"{before}{message.get('reasoning_content')}{after}{message['content']}"
@@ -240,9 +181,9 @@ class AnswerReader:
             return True
         return self._mark.search(action.text) is not None
 
-    def end_of_thought(self, token_ids: Sequence[int]) -> str:
+    def end_of_thought(self, token_ids: Sequence[int], *, has_tools: bool) -> str:
         """What the template prints between reasoning and text, for an answer that ends inside reasoning; else empty."""
-        form = self._thoughts
+        form = self._cut if has_tools else self._thoughts
         if not isinstance(form, MarkedForm) or not form.answer(self._prompt, self.decode(token_ids), {}).is_open:
             return ""
         return form.thinks.after or form.thinks.closes
@@ -259,26 +200,46 @@ class AnswerReader:
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode([*token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def read(self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, is_sampled: bool = False) -> Answer | None:
+    @cached_property
+    def _cut(self) -> Form | TemplateForm:
+        """The format of truncated answers, whose calls remain in the text and may quote the markers of reasoning."""
+        form = self.calls
+        return dataclasses.replace(form, read=_unread) if isinstance(form, MarkedForm) else self._thoughts
+
+    def read(
+        self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, is_sampled: bool = False, is_cut: bool = False
+    ) -> Answer | None:
         """Parse an answer; None if it contains no calls, reasoning or other parts.
 
         Args:
             text: The answer, with its control tokens if it was sampled.
             tools: The JSON schemas of the tools, which define the types of arguments; None to parse no calls.
             is_sampled: Whether the answer continues the generation prompt; otherwise reasoning may have begun before.
+            is_cut: Whether calls remain in the text, since the answer is truncated.
         """
-        form = self._thoughts if tools is None else self.calls
+        form = self._cut if is_cut else self._thoughts if tools is None else self.calls
         answer = form.answer(self._prompt if is_sampled else None, text, argument_schemas(tools or ()))
+        if is_cut and isinstance(form, MarkedForm):
+            answer = dataclasses.replace(answer, calls=())
         if tools is None and answer.calls:
             return None  # of a tokenizer's own format, which parses calls in any case
         has_parts = isinstance(form, ChannelForm) and any(mark in text for mark in form.marks)
         if not answer.calls and answer.reasoning is None and not has_parts:
             return None
         content = self._special.sub("", answer.content).strip()
+        if self._has_response:  # Granite 3.3
+            content = content.removeprefix("<response>").removesuffix("</response>").strip()
         reasoning = answer.reasoning and self._special.sub("", answer.reasoning).strip()
         open_thought = answer.reasoning if answer.is_open else None
         answer = dataclasses.replace(answer, content=content, reasoning=reasoning, open_thought=open_thought)
         return _unspelled(answer) if SPELLED in text else answer
+
+    def unquoted(self, text: str) -> str:
+        """Mark the openings of calls that a sentence quotes as spelled, in an answer without ids."""
+        form = self.calls
+        opens = f"{form.opens.pattern}|{HERMES.opens.pattern}" if isinstance(form, MarkedForm) else HERMES.opens.pattern
+        quoted = rf"(?<=[^\s>])([ \t]*+)({opens})(?!\w|\s*[\[<]|\s*\{{\s*[\"'])"
+        return re.sub(quoted, lambda found: f"{found[1]}{found[2][:1]}{SPELLED}{found[2][1:]}", text)
 
     def better(self, answer: Answer | None, text: str) -> Answer | None:
         """Return an answer in text, or how it reads with calls as JSON if that has more well-formed ones."""
@@ -311,7 +272,7 @@ _READERS: WeakKeyDictionary[Any, dict[tuple[str, str], AnswerReader]] = WeakKeyD
 def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm | None:
     """Find the form that parses a call as it was rendered, and leaves the least other text."""
     end = _end_of_turn(tokenizer, options)
-    described = _described_form(tokenizer)
+    described = described_form(tokenizer)
     for prompt, turn in _written_calls(tokenizer, options):
         forms = (*FORMS.values(), *filter(None, [described]), *_learned_form(turn, end))
         read = [(_rest_of(form, prompt, turn, _ARGUMENTS), form) for form in forms]
@@ -326,21 +287,6 @@ def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm 
                     return form
         return best[0]
     return None
-
-
-def _described_form(tokenizer: Any) -> TemplateForm | None:
-    """The form of a tokenizer's own ``response_template``; None if it has none."""
-    given: Any = getattr(tokenizer, "response_template", None)
-    if not isinstance(given, dict):
-        return None
-    field: Any = cast("Any", given).get("fields", {}).get("tool_calls", {})
-    opens = field.get("open_pattern") or (re.escape(field["open"]) if isinstance(field.get("open"), str) else None)
-    try:
-        return TemplateForm(tokenizer=tokenizer, opens=re.compile(opens) if opens else None)
-    except re.error as error:
-        raise ConfigError(
-            f"open_pattern of tool_calls in tokenizer.response_template must be a regular expression: {error}"
-        ) from error
 
 
 def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mapping[str, Any]) -> int | None:
@@ -438,19 +384,21 @@ def read_answer(
     """
     if action.token_ids is None and action.written != action.text:
         return action  # it was read from ids that are not those of the conversation
-    if action.tool_calls or action.finish_reason == "length":
+    is_cut = action.finish_reason == "length" and tools is not None
+    if action.tool_calls or is_cut:
         tools = None
     reader = reader_of(chat_format)
     if tools is None and not reader.may_think(action):
         return action
     if chat_format is None or action.token_ids is None:
         written = action.text
-        answer = reader.read(written, tools)
+        text = written if tools is None else reader.unquoted(written)
+        answer = reader.read(text, tools, is_cut=is_cut)
         if tools is not None:
-            answer = reader.better(answer, written)
+            answer = _unspelled(reader.better(answer, text))
     else:
         written = _written(action, reader, chat_format, stopped_by)
-        answer = reader.read(written, tools, is_sampled=True)
+        answer = reader.read(written, tools, is_sampled=True, is_cut=is_cut)
     if tools is not None and (answer is None or not _num_good(answer)):
         read = answer or Answer(content=action.text)
         found = with_repairs(read, reader.calls, tools, is_strict=is_strict)
@@ -511,6 +459,10 @@ def _unspelled(value: Any) -> Any:
         fields = {one.name: _unspelled(getattr(value, one.name)) for one in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
     return value
+
+
+def _unread(_text: str, _schemas: ArgumentSchemas) -> list[ToolCall]:
+    raise MalformedCallError("is part of an answer that is truncated")
 
 
 def _no_calls(_text: str, _schemas: ArgumentSchemas) -> list[ToolCall]:

@@ -16,6 +16,7 @@ from agentsgym.tokens.calls.families import read_inline, read_xml
 from agentsgym.tokens.calls.forms import Answer, MarkedForm, Read, escaped_string, python_calls
 from agentsgym.tokens.calls.schemas import check_call
 from agentsgym.tokens.calls.values import (
+    MAX_CALLS,
     ArgumentSchemas,
     MalformedCallError,
     argument_schemas,
@@ -48,6 +49,7 @@ _FENCE = re.compile(r"^[ \t]*```\w*\s*\Z", re.MULTILINE)
 _FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _FENCE_END = re.compile(r"\s*```\s*")
 _STRING_OR_COMMA = re.compile(r"(\"(?:[^\"\\]|\\.)*+(?:\"|\Z))|,(?=\s*[}\]])", re.DOTALL)
+_NEXT_OBJECT = re.compile(r"[ \t]*[,;]?[ \t]*\n\s*(?=\{)")
 _WITH_ARGUMENTS: Final = ("arguments", "parameters")
 
 
@@ -158,19 +160,30 @@ def _written_plainly(text: str) -> _Found | None:
         )
     kind, rest = BARE, text[begin.end() :]
     try:
-        value, end = read_json(rest)
+        values, end = _values(rest)
     except MalformedCallError:
         kind, rest = TRAILING_COMMA, _STRING_OR_COMMA.sub(lambda found: found[1] or "", rest)
         try:
-            value, end = read_json(rest)
+            values, end = _values(rest)
         except MalformedCallError:
             return None
     if not ends.fullmatch(rest, end):
         return None
-    values = cast("list[Any]", value if isinstance(value, list) else [value])
     if not values or not all(map(_has_arguments, values)):
         return None
     return _Found(begin.start(), [_call_of(one, kind) for one in values])
+
+
+def _values(text: str) -> tuple[list[Any], int]:
+    """Parse a list, or objects on lines of their own; return the values and the index after them."""
+    value, end = read_json(text)
+    if isinstance(value, list):
+        return cast("list[Any]", value), end
+    values = [value]
+    while len(values) <= MAX_CALLS and (line := _NEXT_OBJECT.match(text, end)):
+        value, end = read_json(text, line.end())
+        values.append(value)
+    return values, end
 
 
 def _is_open_before(text: str, start: int) -> bool:

@@ -100,7 +100,7 @@ class RolloutSummary:
             ),
             error=trajectory.error,
             metrics=trajectory.metrics,
-            num_calls=trajectory.info.get("tool_calls") or {},
+            num_calls=trajectory.info.get("calls_read") or {},
         )
 
     @property

@@ -74,7 +74,7 @@ def test_calls_are_answered_in_order_and_the_answer_ends_the_episode() -> None:
         "num_repaired_calls": 0,
         "num_raised_calls": 0,
         "tool_failed": False,
-        "tool_calls": {"parsed": 2},
+        "calls_read": {"parsed": 2},
     }
 
 
