@@ -54,7 +54,7 @@ class Message(TypedDict):
         tool_call_id: In a tool's result, the ``id`` of the call that it answers.
         name: In a tool's result, the tool's name.
         reasoning_content: Reasoning before an answer, where it is separate from the text.
-        written: The answer with the tags of its reasoning, if the chat template has no form for reasoning.
+        written: The text with the tags of its reasoning, if the chat template has no form for reasoning.
     """
 
     role: str

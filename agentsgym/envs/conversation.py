@@ -187,6 +187,7 @@ class Conversation:
         self.final_reward = 0.0
         self.final_parts: list[Reward] = []  # of each episode, except practice ones and those with rewards by role
         self.info: dict[str, Any] = {}
+        self.has_tools = False
         self.num_calls: Counter[str] = Counter()  # "parsed", "unreadable", and those with a repair, by its kind
         self.last_messages: list[Message] = []  # final messages of the last episode, until they are recorded
 

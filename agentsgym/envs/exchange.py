@@ -142,13 +142,15 @@ class Exchange:
         conversation = self.conversation
         messages = conversation.transcript.prompt_messages
         self._num_shown = len(messages)
+        tools = self.tools
+        conversation.has_tools = conversation.has_tools or bool(tools)
         return TurnRequest(
             session_id=self.session_id,
             messages=messages,
             token_ids=conversation.transcript.token_ids,
             agent_state=conversation.agent_state,
             max_new_tokens=room,
-            tools=self.tools,
+            tools=tools,
         )
 
     @property

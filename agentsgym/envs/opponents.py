@@ -118,9 +118,10 @@ class AgentPlayer:
         chat_format: The tokenizer's chat format; None to exchange only text.
         tools: The JSON schemas of the tools that the agent may call.
         remembers: Whether the conversation continues from one observation to the next.
+        is_strict: Whether a call that needs a repair is malformed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keywords, most of them usually omitted
         self,
         agent: Player,
         session_id: str,
@@ -129,11 +130,12 @@ class AgentPlayer:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         remembers: bool = True,
+        is_strict: bool = False,
     ) -> None:
         self._is_own = not isinstance(agent, Agent)
         self._agent = agent if isinstance(agent, Agent) else agent(rng.getrandbits(63))
         self._session_id, self._rng, self._chat_format = session_id, rng, chat_format
-        self._tools, self._remembers = tools, remembers
+        self._tools, self._remembers, self._is_strict = tools, remembers, is_strict
         self._begin()
 
     def _begin(self) -> None:
@@ -175,7 +177,7 @@ class AgentPlayer:
         size = math.inf if self._chat_format is None else self._chat_format.vocabulary_size
         if error := action_error(action, None, size):
             raise EnvError(f"{name} failed: {error}")
-        action = read_answer(action, self._chat_format, self._tools or None)
+        action = read_answer(action, self._chat_format, self._tools or None, is_strict=self._is_strict)
         transcript.act(action)
         self._conversation.agent_state = action.agent_state
         return action
@@ -323,7 +325,9 @@ class Table:
         if isinstance(player, str):
             return env._own_opponent(player, rng)
         name = f"{self._session_id}/player {role}"
-        seated = AgentPlayer(cast("Player", player), name, rng, env.chat_format, tools=env.tool_schemas)
+        is_strict = env.env_config["tool_calls"] == "strict"
+        given = cast("Player", player)
+        seated = AgentPlayer(given, name, rng, env.chat_format, tools=env.tool_schemas, is_strict=is_strict)
         self._own.append(seated)
         return seated.act
 

@@ -259,7 +259,7 @@ class Trial:
         notes, info = conversation.notes, conversation.info
         if notes is not None:
             info = {**info, "num_notes": len(notes.note_turns), "note_turns": [*notes.note_turns]}
-        if conversation.num_calls:
+        if conversation.num_calls or conversation.has_tools:
             info = {**info, "calls_read": {**conversation.num_calls}}
         final_components = sum_components(conversation.final_parts)
         if final_rewards:

@@ -18,7 +18,7 @@ from agentsgym.tokens.sentinels import QUESTION, Roles, slot
 from agentsgym.tokens.tool_format import ToolFormat
 from agentsgym.tokens.tool_messages import TEXT_TAGS, native_form, strings_in, with_strings
 from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, common_prefix, find_turn_end, without_end
-from agentsgym.types import FinishReason, Message
+from agentsgym.types import Action, FinishReason, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -414,6 +414,23 @@ class ChatFormat:
         if self._end.text:  # its tokens may merge with the answer's
             return token_ids, self._closed_answer.write([message["content"]])
         return token_ids, [*token_ids, *self.end_of_turn_ids]
+
+    def written(self, action: Action) -> str | None:
+        """The text of an answer with the tags of its reasoning, but without separate calls, to be rendered later.
+
+        Returns:
+            The text; None if the template has a form for reasoning, or reasoning with calls is not closed.
+        """
+        reader = reader_of(self)
+        if reader.has_thoughts:
+            return None
+        if not (action.tool_calls and self.separates_calls):
+            return action.written
+        thought, ends, rest = action.written.partition(reader.end_mark)
+        gap = rest[: len(rest) - len(rest.lstrip())]
+        if self.prints_calls and not action.text:  # the template adds a line break before a call
+            gap = gap.removesuffix("\n")
+        return f"{thought}{ends}{gap}{action.text}" if ends else None
 
     def truncated_text(self, ids: Sequence[int]) -> str:
         """Decode a truncated text answer, without the text that the template renders before it."""

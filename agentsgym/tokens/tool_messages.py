@@ -124,20 +124,23 @@ def _python(value: Any) -> str:
 def with_text_calls(message: Mapping[str, Any], form: TextForm | None = None) -> Message:
     """Move the calls of an assistant message into its text, for a template that does not support calls."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
+    text: str = message["content"]
     if form is not None and calls:
-        texts = [message["content"], form.write(calls)]
+        written = [form.write(calls)]
     else:
-        written = [json.dumps(_named_call(call), ensure_ascii=False) for call in calls]
-        texts = [message["content"], *(f"<tool_call>\n{one}\n</tool_call>" for one in written)]
+        objects = [json.dumps(_named_call(call), ensure_ascii=False) for call in calls]
+        written = [f"<tool_call>\n{one}\n</tool_call>" for one in objects]
+    between = "\n" if text and written and not text.endswith(("\n", "</think>")) else ""
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return cast("Message", {**rest, "content": "\n".join(text for text in texts if text)})
+    return cast("Message", {**rest, "content": text + between + "\n".join(written)})
 
 
 def as_written(message: Message) -> Message:
     """Return an answer with its reasoning in its text, as it was written, if the chat template has no form for it."""
     if "written" not in message:
         return message
-    return {"role": message["role"], "content": message["written"]}
+    rest = {key: value for key, value in message.items() if key not in {"written", "reasoning_content"}}
+    return cast("Message", {**rest, "content": message["written"]})
 
 
 def short_id(call_id: str) -> str:

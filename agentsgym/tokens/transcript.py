@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.reader import read_answer, reader_of
+from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.chat_format import ENDED_BY_TEXT, ChatFormat
 from agentsgym.tokens.tool_messages import structured_calls, with_call_ids, with_text_calls
 from agentsgym.types import Action, Message, ToolCall
@@ -226,6 +226,8 @@ class Transcript:
                 answer = self._message(cut)
                 self._end_of_thought = chat_format.end_of_thought(written) if cut.reasoning is not None else []
             self.token_ids += written
+        if self._end_of_thought and chat_format is not None and "written" in answer:
+            answer["written"] += chat_format.decode(self._end_of_thought)  # later prompts have no open tag
         self._mark = None
         self._calls = () if self.was_cut else action.tool_calls
         self._num_calls += len(self._calls)
@@ -250,16 +252,16 @@ class Transcript:
         chat_format = self.chat_format
         if action.reasoning is not None:
             answer["reasoning_content"] = action.reasoning
+            is_tagged = action.written != action.text
+            written = chat_format.written(action) if chat_format is not None and is_tagged else None
+            if written is not None:
+                answer["written"] = written
         if not action.tool_calls:
-            is_tagged = action.reasoning is not None and action.written != action.text
-            if is_tagged and chat_format is not None and not reader_of(chat_format).has_thoughts:
-                answer["written"] = action.written
             return answer
         calls = structured_calls(action.tool_calls, self._num_calls)
-        has_form = chat_format is None or chat_format.separates_calls
-        if calls and has_form:
+        if calls and (chat_format is None or chat_format.separates_calls):
             answer["tool_calls"] = calls
-        elif chat_format is not None and action.token_ids is not None:
+        elif chat_format is not None and action.token_ids is not None and action.reasoning is None:
             answer["content"] = chat_format.decode(action.token_ids)
         elif calls:
             answer = with_text_calls({**answer, "tool_calls": calls})

@@ -78,7 +78,8 @@ def test_repaired_and_unreadable_calls_are_counted(mode: str) -> None:
     named = rollout_metrics([RolloutSummary.of(rollout, [], ScoredRollout.from_trajectory(rollout, group=0))])
     shares = {"unreadable": 1.0, "repaired": 0.0} if is_strict else {"unreadable": 1 / 3, "repaired": 2 / 3}
     kinds = {} if is_strict else {"tools/repaired/bare": 2 / 3}
-    expected = {"tools/call_frequency": 0 if is_strict else 2} | {f"tools/{key}": one for key, one in shares.items()}
+    shares |= {"call_frequency": 0 if is_strict else 2, "failure_frequency": 0}
+    expected = {f"tools/{key}": one for key, one in shares.items()}
     assert {key: value for key, value in named.items() if key.startswith("tools/")} == expected | kinds
 
 

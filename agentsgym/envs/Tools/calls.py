@@ -17,7 +17,7 @@ from agentsgym.envs.Tools.sources import BusyError
 from agentsgym.errors import EnvError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.schemas import check_call
+from agentsgym.tokens.calls.schemas import check_call, with_integers
 from agentsgym.types import Action, Message, ToolCall
 
 
@@ -120,6 +120,7 @@ def plan_calls(
             plan.is_spent = True
         elif problem is None:
             plan.made.append(index)
+            plan.calls[index] = with_integers(call, schemas)
         else:
             plan.results[index] = failed_result(problem)
     return plan

@@ -103,8 +103,10 @@ def described_form(tokenizer: Any) -> TemplateForm | None:
 def _pattern(field: Mapping[str, Any], end: str) -> re.Pattern[str] | None:
     """The pattern of one end of a field; None if the field has none."""
     text, pattern = field.get(end), field.get(f"{end}_pattern")
+    if not pattern and isinstance(text, str):
+        pattern = re.escape(text)
     try:
-        return re.compile(pattern or re.escape(text)) if pattern or isinstance(text, str) else None
+        return re.compile(str(pattern)) if pattern else None
     except re.error as error:
         raise ConfigError(
             f"{end}_pattern of a field in tokenizer.response_template must be a regular expression: {error}"

@@ -24,6 +24,7 @@ from agentsgym.tokens.calls.values import (
     ArgumentSchemas,
     MalformedCallError,
     gemma_arguments,
+    is_finished,
     malformed_call,
     read_json,
     tool_call,
@@ -51,12 +52,7 @@ def _json_calls(
     """Parse one object, several on lines of their own, or a list of objects, each separately."""
     text = body.strip()
     if not text.startswith("["):
-        lines = _OBJECT_LINE.split(text)
-        return (
-            [call for line in lines for call in read_or_failed(lambda line=line: [call_of_one(whole_json(line))])]
-            if len(lines) > 1
-            else [call_of_one(whole_json(text))]
-        )
+        return _json_lines(text, call_of_one)
     calls: list[ToolCall] = []
     position = 1
     while len(calls) <= MAX_CALLS and text[position:].strip("\n\t ,]"):
@@ -65,12 +61,27 @@ def _json_calls(
         except MalformedCallError as error:
             calls.append(malformed_call(error))
             later = _NEXT_ITEM.search(text, position + 1)
-            position = len(text) if later is None else later.start()
+            if later is None or not is_finished(text[position : later.start()]):
+                break
+            position = later.start()
         else:
             calls += read_or_failed(lambda value=value: [call_of_one(value)])
             comma = _COMMA.match(text, position)
             position = comma.end() if comma else position
     return calls or [malformed_call(MalformedCallError("is an empty list"))]
+
+
+def _json_lines(text: str, call_of_one: Callable[[Any], ToolCall]) -> list[ToolCall]:
+    """Parse one object, or several on lines of their own, each separately."""
+    lines = _OBJECT_LINE.split(text)
+    if len(lines) == 1:
+        return [call_of_one(whole_json(text))]
+    calls: list[ToolCall] = []
+    for line in lines:
+        calls += read_or_failed(lambda line=line: [call_of_one(whole_json(line))])
+        if calls[-1].error is not None and not is_finished(line):
+            break
+    return calls
 
 
 class _Tags(NamedTuple):
@@ -114,9 +125,9 @@ def _all_tagged(
     calls: list[ToolCall] = []
     for match in pattern.finditer(body):
         calls += _tagged(match["name"].strip(), match["body"], tags, schemas)
-    if not calls:
-        raise MalformedCallError(f"must be written as {written_as}")
-    return calls
+    if rest := _WRAPPER.sub("", pattern.sub("", body)).strip():
+        raise MalformedCallError(f"must be written as {written_as}, not {rest[:40]!r}")
+    return calls or [malformed_call(MalformedCallError(f"must be written as {written_as}"))]
 
 
 def _call(name: str, arguments: Callable[[], Any], call_id: str | None = None) -> list[ToolCall]:
@@ -276,6 +287,7 @@ _MISTRAL_NAMED = re.compile(
     r"\s*(?P<name>[\w./-]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL
 )
 _ATEM_CALL = re.compile(r'<atem:invoke name="(?P<name>[^"]*)">(?P<body>.*?)</atem:invoke>', re.DOTALL)
+_WRAPPER = re.compile(r"</?atem:function_calls>")
 _ATEM_TAGS = _Tags(
     re.compile(
         r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>(?=\s*(?:<atem:parameter|$))', re.DOTALL

@@ -37,6 +37,8 @@ class Answer:
         calls: The calls in order; malformed ones have an ``error``.
         is_open: Whether the answer ends in reasoning that is not closed.
         open_thought: That reasoning with its control tokens, which may be the markers of calls.
+        failed: The blocks of malformed calls, as they are in the content; empty for one that is not closed.
+        is_marked: Whether the content has a control token that only calls have.
     """
 
     content: str
@@ -44,6 +46,8 @@ class Answer:
     calls: tuple[ToolCall, ...] = ()
     is_open: bool = False
     open_thought: str | None = None
+    failed: tuple[str, ...] = ()
+    is_marked: bool = False
 
 
 @dataclass(slots=True)
@@ -53,13 +57,15 @@ class _Parts:
     content: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    failed: list[str] = field(default_factory=list[str])
     is_open: bool = False
 
-    def take(self, calls: list[ToolCall], written: str) -> None:
+    def take(self, calls: list[ToolCall], written: str, *, is_closed: bool = True) -> None:
         """Add the calls of one block; a block with a malformed call stays in the content."""
         self.calls += calls
         if any(call.error is not None for call in calls):
             self.content.append(written)
+            self.failed.append(written if is_closed else "")
 
     def answer(self) -> Answer:
         calls = self.calls
@@ -71,9 +77,12 @@ class _Parts:
             reasoning="\n".join(map(str.strip, self.reasoning)).strip() if self.reasoning else None,
             calls=tuple(calls),
             is_open=self.is_open,
+            failed=tuple(self.failed),
         )
 
 
+DATA: Final = ("{", "```")
+"""The beginnings of an answer whose strings may quote a marker."""
 NEVER: Final = re.compile(r"(?!)")
 Read = Callable[[str, ArgumentSchemas], list[ToolCall]]
 
@@ -145,7 +154,7 @@ class MarkedForm:
             prompt is not None
             and not self.thinks_first
             and ends in text[: len(text) if first is None else first.start()]
-            and not text.lstrip().startswith(_DATA)
+            and not text.lstrip().startswith(DATA)
         ):
             position = self._thought(text, 0, parts)  # it began in the prompt of another template
         if self._is_data(text[position:]):
@@ -168,7 +177,7 @@ class MarkedForm:
 
         A marker inside a well-formed call is part of one of its strings, as in an answer that is JSON or code.
         """
-        if text.lstrip().startswith(_DATA):
+        if text.lstrip().startswith(DATA):
             return None
         position, end = 0, text.find(self.thinks[1])
         for _ in range(MAX_CALLS):
@@ -183,7 +192,7 @@ class MarkedForm:
                 if any(call.error is not None for call in block.calls):
                     break
                 end = text.find(self.thinks[1], position)
-        return None if end < 0 else end
+        return None if end < 0 or self.thinks[0] in text[position:end] else end
 
     def _is_data(self, text: str) -> bool:
         """Whether a text is a JSON object rather than a call; markers in its strings are quoted text."""
@@ -216,6 +225,20 @@ class MarkedForm:
             other = self.opens.search(text, other.end())
         return other
 
+    def _outer_end(self, text: str, start: int) -> re.Match[str] | None:
+        """Find the end of a block whose arguments quote another, which begins before ``start``; None if there is none.
+
+        The block ends behind the end of the quoted one; if only one of them ends, it is not closed.
+        """
+        depth, position = 2, start
+        close = self.closes.search(text, start)
+        while depth and close is not None:
+            begin = self.opens.search(text, position, close.start())
+            depth += -1 if begin is None else 1
+            position = close.end() if begin is None else begin.end()
+            close = self.closes.search(text, position) if begin is None and depth else close
+        return close
+
     def _block(self, text: str, begin: re.Match[str], parts: _Parts, schemas: ArgumentSchemas) -> int:
         """Parse one block; return the index after it."""
         start, after = begin.end(), None
@@ -232,16 +255,18 @@ class MarkedForm:
             other = self._next_block(text, (after or start) + 1, end_of_call)
             if end_of_call and (other is None or end_of_call.start() < other.start()):
                 close = end_of_call
-            if close is None or (other is not None and other.start() < close.start()):
+            is_inside = close is not None and other is not None and other.start() < close.start()
+            outer = self._outer_end(text, other.end()) if other and is_inside and not self.ends_with_turn else None
+            if close is None or (is_inside and outer is None):
                 body_end = end = len(text) if other is None else other.start()
                 is_closed = self.ends_with_turn
             else:
-                body_end, end = close.span()
+                body_end, end = (outer or close).span()
         if is_closed:
             calls = read_or_failed(lambda: self.read(text[start:body_end], schemas))
         else:
             calls = [malformed_call(MalformedCallError("is not closed: the end of a call is missing"))]
-        parts.take(calls, text[begin.start() : end])
+        parts.take(calls, text[begin.start() : end], is_closed=is_closed)
         return end
 
 
@@ -277,6 +302,8 @@ class ChannelForm:
                 calls = read_or_failed(lambda read=read, name=name, body=body: read(name, body, schemas), name)
                 parts.take(calls, message[0])
         is_header = text.startswith(("<|start|>", "<|channel|>"), position)  # of a message that was cut before its body
+        if is_header and self.read is not None and (recipient := _RECIPIENT.search(text, position)):
+            parts.take([malformed_call(MalformedCallError("ends before its arguments"), recipient[1])], "")
         parts.content.append("" if is_header else text[position:])
         return parts.answer()
 
@@ -288,7 +315,6 @@ _MESSAGE = re.compile(
     r"(?P<body>.*?)(?:<\|(?:end|call|return|eom|eot)\|>|(?=<\|start\|>)|$)",
     re.DOTALL,
 )
-_DATA: Final = ("{", "```")  # begins an answer whose strings may quote a marker
 # The beginning of a call with tagged arguments, after its opening marker.
 _BEGIN = re.compile(r"\s*(?:<function=|<invoke |<\uff5cDSML\uff5cinvoke |[\w./-]+\s*<arg_key>)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")

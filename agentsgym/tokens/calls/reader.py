@@ -16,7 +16,8 @@ from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.described import TemplateForm, described_form
 from agentsgym.tokens.calls.families import FORMS, HERMES, json_form
-from agentsgym.tokens.calls.forms import NEVER, Answer, ChannelForm, Form, MarkedForm
+from agentsgym.tokens.calls.forms import DATA, NEVER, Answer, ChannelForm, Form, MarkedForm
+from agentsgym.tokens.calls.quotes import without_quotes
 from agentsgym.tokens.calls.repairs import with_repairs
 from agentsgym.tokens.calls.thoughts import THINK, ThoughtMarkers, thought_markers
 from agentsgym.tokens.calls.values import ArgumentSchemas, MalformedCallError, argument_schemas, read_json
@@ -142,10 +143,30 @@ class AnswerReader:
             return self._native.write([{"function": {"name": _NAME, "arguments": _ARGUMENTS}}])
         if self.form is None:
             return f'<tool_call>{{"name": "{_NAME}", "arguments": {json.dumps(_ARGUMENTS)}}}</tool_call>'
-        written = next(_written_calls(self._tokenizer, self._options), ("", ""))[1]
-        begin = self.form.opens.search(written) if isinstance(self.form, MarkedForm) else None
-        written = written if begin is None else written[begin.start() :]
+        turns = _written_calls(self._tokenizer, self._options)
+        read = (turn for prompt, turn in turns if _rest_of(self.form, prompt, turn, _ARGUMENTS) is not None)
+        written = next(read, "")
+        if isinstance(form := self.form, MarkedForm):
+            begins = [found.start() for one in (form.opens, form.wraps) if one and (found := one.search(written))]
+            written = written[min(begins, default=0) :]
         return written.strip().removesuffix(_end_of_turn(self._tokenizer, self._options)).strip()
+
+    @cached_property
+    def _call_marks(self) -> tuple[re.Pattern[str], frozenset[int]]:
+        """The added tokens that only calls contain, and their ids."""
+        if self._tokenizer is None:
+            return NEVER, frozenset()
+        plain = {*self._added.findall(_end_of_turn(self._tokenizer, self._options)), *self._thoughts.marks, "<|start|>"}
+        marks = {*self._added.findall(self.example)} - plain
+        return _any_of(marks), frozenset(map(self._tokenizer.convert_tokens_to_ids, marks))
+
+    def is_marked(self, text: str, token_ids: Sequence[int]) -> bool:
+        """Whether sampled text contains a token that only calls contain, and does not quote it, or ends with one."""
+        marks, ids = self._call_marks
+        found = marks.search(text) if token_ids else None
+        if found is None or text.lstrip().startswith(DATA) or text.count("`", 0, found.start()) % 2:
+            return bool(token_ids) and token_ids[-1] in ids
+        return True
 
     def with_example(self, call: ToolCall) -> ToolCall:
         """Show the expected form in the error of a malformed call."""
@@ -164,6 +185,11 @@ class AnswerReader:
         """What stands around reasoning, after the generation prompt, where the template does not print it."""
         begins, ends, _ = self._own.get("thinks", THINK)
         return "" if self.is_begun else f"{begins}\n", f"\n{ends}\n\n"
+
+    @property
+    def end_mark(self) -> str:
+        """The closing marker of reasoning."""
+        return self._own.get("thinks", THINK).closes
 
     def with_thought(self, message: Message) -> Message:
         """Move reasoning into the text of an answer, for a template that omits it."""
@@ -197,6 +223,10 @@ class AnswerReader:
         pieces = [(is_added, self._decoded([*ids])) for is_added, ids in parts]
         return "".join(piece if is_added else self._added.sub(_spelled, piece) for is_added, piece in pieces)
 
+    def without_controls(self, text: str) -> str:
+        """Remove special tokens from a decoded answer."""
+        return self._special.sub("", text).strip()
+
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode([*token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
@@ -207,18 +237,25 @@ class AnswerReader:
         return dataclasses.replace(form, read=_unread) if isinstance(form, MarkedForm) else self._thoughts
 
     def read(
-        self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, is_sampled: bool = False, is_cut: bool = False
+        self,
+        text: str,
+        tools: Sequence[Mapping[str, Any]] | None,
+        token_ids: Sequence[int] | None = None,
+        *,
+        is_cut: bool = False,
     ) -> Answer | None:
         """Parse an answer; None if it contains no calls, reasoning or other parts.
 
         Args:
             text: The answer, with its control tokens if it was sampled.
             tools: The JSON schemas of the tools, which define the types of arguments; None to parse no calls.
-            is_sampled: Whether the answer continues the generation prompt; otherwise reasoning may have begun before.
+            token_ids: Its ids if it was sampled after the generation prompt; None if reasoning may have begun before.
             is_cut: Whether calls remain in the text, since the answer is truncated.
         """
         form = self._cut if is_cut else self._thoughts if tools is None else self.calls
-        answer = form.answer(self._prompt if is_sampled else None, text, argument_schemas(tools or ()))
+        if isinstance(form, MarkedForm) and not self.has_thoughts and text.lstrip().startswith(THINK.opens):
+            form = dataclasses.replace(form, thinks=THINK)
+        answer = form.answer(None if token_ids is None else self._prompt, text, argument_schemas(tools or ()))
         if is_cut and isinstance(form, MarkedForm):
             answer = dataclasses.replace(answer, calls=())
         if tools is None and answer.calls:
@@ -226,20 +263,29 @@ class AnswerReader:
         has_parts = isinstance(form, ChannelForm) and any(mark in text for mark in form.marks)
         if not answer.calls and answer.reasoning is None and not has_parts:
             return None
-        content = self._special.sub("", answer.content).strip()
+        content, *failed = map(self.without_controls, (answer.content, *answer.failed))
         if self._has_response:  # Granite 3.3
             content = content.removeprefix("<response>").removesuffix("</response>").strip()
-        reasoning = answer.reasoning and self._special.sub("", answer.reasoning).strip()
+        reasoning = answer.reasoning and self.without_controls(answer.reasoning)
         open_thought = answer.reasoning if answer.is_open else None
-        answer = dataclasses.replace(answer, content=content, reasoning=reasoning, open_thought=open_thought)
+        answer = dataclasses.replace(
+            answer,
+            content=content,
+            reasoning=reasoning,
+            open_thought=open_thought,
+            failed=(*failed,),
+            is_marked=tools is not None and self.is_marked(answer.content, token_ids or ()),
+        )
         return _unspelled(answer) if SPELLED in text else answer
 
     def unquoted(self, text: str) -> str:
-        """Mark the openings of calls that a sentence quotes as spelled, in an answer without ids."""
-        form = self.calls
-        opens = f"{form.opens.pattern}|{HERMES.opens.pattern}" if isinstance(form, MarkedForm) else HERMES.opens.pattern
-        quoted = rf"(?<=[^\s>])([ \t]*+)({opens})(?!\w|\s*[\[<]|\s*\{{\s*[\"'])"
-        return re.sub(quoted, lambda found: f"{found[1]}{found[2][:1]}{SPELLED}{found[2][1:]}", text)
+        """Mark the openings of calls that an answer without ids quotes as spelled."""
+        forms = [self.calls] if isinstance(self.calls, MarkedForm) and not self.calls.ends_with_turn else []
+        opens, closes = (
+            "|".join(dict.fromkeys(getattr(one, end).pattern for one in (*forms, HERMES)))
+            for end in ("opens", "closes")
+        )
+        return without_quotes(text, opens, closes, lambda mark: f"{mark[0]}{SPELLED}{mark[1:]}")
 
     def better(self, answer: Answer | None, text: str) -> Answer | None:
         """Return an answer in text, or how it reads with calls as JSON if that has more well-formed ones."""
@@ -398,9 +444,10 @@ def read_answer(
             answer = _unspelled(reader.better(answer, text))
     else:
         written = _written(action, reader, chat_format, stopped_by)
-        answer = reader.read(written, tools, is_sampled=True, is_cut=is_cut)
+        answer = reader.read(written, tools, action.token_ids, is_cut=is_cut)
     if tools is not None and (answer is None or not _num_good(answer)):
-        read = answer or Answer(content=action.text)
+        ids = () if chat_format is None else action.token_ids or ()
+        read = answer or Answer(content=reader.without_controls(written), is_marked=reader.is_marked(written, ids))
         found = with_repairs(read, reader.calls, tools, is_strict=is_strict)
         answer = answer if found is read else found
     if answer is None:
@@ -428,7 +475,7 @@ def _written(action: Action, reader: AnswerReader, chat_format: Format, stopped_
         return written[: written.rindex(stopped_by)]
     # A text that ended the answer is only in its ids, and the agent's text ends before it.
     kept = chat_format.decode(ids)
-    if action.finish_reason == "stop" and kept != action.text and kept.startswith(action.text):
+    if action.finish_reason == "stop" and action.text and kept != action.text and kept.startswith(action.text):
         return written.removesuffix(kept[len(action.text) :])
     return written
 

@@ -47,6 +47,7 @@ _VALUE = re.compile(
 _CLOSING_TAGS = re.compile(rf"(?:\s|</{_CALL_TAG}>)*+")
 _FENCE = re.compile(r"^[ \t]*```\w*\s*\Z", re.MULTILINE)
 _FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_OPEN_TAG = re.compile(rf"(?:<(?!{_CALL_TAG}>)[a-z][^<>\n]{{0,80}}>|<!--|\"\"\"|''')\Z")
 _FENCE_END = re.compile(r"\s*```\s*")
 _STRING_OR_COMMA = re.compile(r"(\"(?:[^\"\\]|\\.)*+(?:\"|\Z))|,(?=\s*[}\]])", re.DOTALL)
 _NEXT_OBJECT = re.compile(r"[ \t]*[,;]?[ \t]*\n\s*(?=\{)")
@@ -74,6 +75,8 @@ def with_repairs(answer: Answer, form: object, tools: _Tools, *, is_strict: bool
         tools: The JSON schemas of the tools.
         is_strict: Whether a repair is an error.
     """
+    if answer.failed and not answer.is_open:
+        return _with_repaired_block(answer, form, tools, is_strict=is_strict)
     schemas = argument_schemas(tools)
     if answer.is_open:
         text = answer.open_thought if answer.open_thought is not None else answer.reasoning or ""
@@ -85,13 +88,28 @@ def with_repairs(answer: Answer, form: object, tools: _Tools, *, is_strict: bool
     if found is not None and _are_valid(found.calls, tools):
         if is_strict:
             return dataclasses.replace(answer, calls=(malformed_call(MalformedCallError(_UNEXPECTED)),))
+        before = text[: found.start]
+        if answer.is_open and isinstance(form, MarkedForm) and form.wraps is not None:
+            before = form.wraps.sub("", before)
         kept = "reasoning" if answer.is_open else "content"
-        return dataclasses.replace(answer, **{kept: text[: found.start].rstrip()}, calls=tuple(found.calls))
-    if answer.is_open or answer.calls or not _is_meant(text, found, schemas):
+        return dataclasses.replace(answer, **{kept: before.rstrip()}, calls=tuple(found.calls))
+    if answer.is_open or answer.calls or not (answer.is_marked or _is_meant(text, found, schemas)):
         return answer
     problem = next((error for call in found.calls if (error := check_call(call, tools))), None) if found else None
     error = MalformedCallError(f"cannot be read: {problem}" if problem else _UNEXPECTED)
     return dataclasses.replace(answer, calls=(malformed_call(error),))
+
+
+def _with_repaired_block(answer: Answer, form: object, tools: _Tools, *, is_strict: bool) -> Answer:
+    """Repair a malformed block of the template's form as a whole; a call that it quotes in its arguments is none."""
+    block = answer.failed[-1]
+    if len(answer.failed) > 1 or not block or not answer.content.endswith(block) or not isinstance(form, MarkedForm):
+        return answer
+    body = Answer(content=form.opens.sub("", block, count=1).strip())
+    repaired = with_repairs(body, form, tools, is_strict=is_strict)
+    if repaired.content or not repaired.calls:
+        return answer
+    return dataclasses.replace(answer, content=answer.content.removesuffix(block).rstrip(), calls=repaired.calls)
 
 
 def _are_valid(calls: Sequence[ToolCall], tools: _Tools) -> bool:
@@ -117,7 +135,8 @@ def _in_thought(text: str, form: object, schemas: ArgumentSchemas) -> _Found | N
     if not isinstance(form, MarkedForm):
         return None
     for begin in form.opens.finditer(text):
-        if text[: begin.start()].rpartition("\n")[2].strip() or _is_open_before(text, begin.start()):
+        before = text[: begin.start()] if form.wraps is None else form.wraps.sub("", text[: begin.start()])
+        if before.rpartition("\n")[2].strip() or _is_open_before(before, len(before)):
             continue
         inner = form.answer("", text[begin.start() :], schemas)
         if inner.content.strip() or inner.reasoning is not None:
@@ -188,8 +207,10 @@ def _values(text: str) -> tuple[list[Any], int]:
 
 def _is_open_before(text: str, start: int) -> bool:
     """Whether a code fence or a JSON value is open before an index, so that what follows is part of it."""
-    before = text[:start].rstrip()
-    return len(_FENCE_LINE.findall(before)) % 2 == 1 or before.endswith(("{", "["))
+    before = text[:start].strip()
+    if before.startswith(("{", "[")) or before.endswith(("{", "[", ",", '":')) or _OPEN_TAG.search(before):
+        return True
+    return len(_FENCE_LINE.findall(before)) % 2 == 1
 
 
 def _has_arguments(value: Any) -> bool:
@@ -205,6 +226,7 @@ def _call_of(value: dict[str, Any], kind: str) -> ToolCall:
     try:
         if isinstance(given, str):
             kind, given = ARGUMENTS_TEXT, whole_json(given)
-        return dataclasses.replace(tool_call_from_object({**fields, key: given}), repair=kind)
+        call = dataclasses.replace(tool_call_from_object({**fields, key: given}), repair=kind)
+        return dataclasses.replace(call, name=fields["name"])  # exactly as written
     except MalformedCallError as error:
         return malformed_call(error, str(fields["name"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from agentsgym.errors import did_you_mean
@@ -40,6 +41,31 @@ def check_call(call: ToolCall, schemas: Sequence[Mapping[str, Any]]) -> str | No
         )
     except RecursionError:
         return f"the arguments of {shown(call.name)} are nested too deeply"
+
+
+def with_integers(call: ToolCall, schemas: Sequence[Mapping[str, Any]]) -> ToolCall:
+    """Convert valid floats, such as 1.0, to ints where the schema of a valid call defines an integer.
+
+    >>> add = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    >>> with_integers(ToolCall(name="add", arguments={"a": 1.0}), [{"type": "function", "function": add}]).arguments
+    {'a': 1}
+    """
+    schema = next(schema["function"] for schema in schemas if schema["function"]["name"] == call.name)
+    return replace(call, arguments=_as_integers(call.arguments, schema.get("parameters", {})))
+
+
+def _as_integers(value: Any, schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return value
+    known = cast("_Schema", schema)
+    if isinstance(value, float) and known.get("type") == "integer":
+        return int(value)
+    if isinstance(value, list):
+        return [_as_integers(item, known.get("items")) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        own: _Schema = known.get("properties") or {}
+        return {name: _as_integers(item, own.get(name)) for name, item in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def _object_errors(value: Mapping[str, Any], schema: _Schema, tool: str, path: str = "") -> Iterator[str]:

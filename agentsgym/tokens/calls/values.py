@@ -18,6 +18,8 @@ ArgumentSchemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each argument, by tool."""
 
 _SPACE = re.compile(r"\s*")
+_STRING = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
+_QUOTE = re.compile(r"(?<!\w)['\"]|['\"](?!\w)")  # not an apostrophe
 
 
 class MalformedCallError(ValueError):
@@ -66,6 +68,16 @@ def whole_json(text: str) -> Any:
     if rest := text[end:].strip():
         raise MalformedCallError(f"is not valid JSON: {rest[:20]!r} follows it")
     return value
+
+
+def is_finished(text: str) -> bool:
+    """Whether what follows a malformed call does not belong to it: its strings and brackets are closed.
+
+    >>> is_finished("{'name': 3}, "), is_finished('{"text": "'), is_finished('{"text": ')
+    (True, False, False)
+    """
+    rest = _STRING.sub("", text)
+    return sum(map(rest.count, "{[")) <= sum(map(rest.count, "}]")) and not _QUOTE.search(rest)
 
 
 def check_depth(value: Any, depth: int = 0) -> None:

@@ -50,6 +50,9 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "numbers in `info`",
         ),
         row("tools/call_frequency", "info", "mean number of tool calls that could be parsed", "tool calls"),
+        row(
+            "tools/failure_frequency", "info", "fraction of the parsed tool calls that failed or were not made", "tools"
+        ),
         row("tools/unreadable", "info", "fraction of the tool calls that could not be parsed", "tool calls"),
         row("tools/repaired", "info", "fraction of the tool calls that were repaired", "tool calls"),
         row("tools/repaired/…", "info", "fraction of the tool calls with this kind of repair", "repaired calls"),

@@ -42,7 +42,8 @@ class RolloutSummary:
         environment: The environment's name in metrics: the row's ``environment`` column, set by ``mix``, or else the
             class name.
         metrics: The numbers in the environment's ``info``.
-        num_calls: Number of tool calls: ``"parsed"``, ``"unreadable"``, and by kind of repair.
+        num_calls: Number of tool calls: ``"parsed"``, ``"unreadable"``, and by kind of repair; None without tools.
+        num_failed_calls: Number of tool calls that failed or were not made; None if it is unknown.
     """
 
     scored: ScoredRollout
@@ -63,7 +64,8 @@ class RolloutSummary:
     num_retries: int | None = None
     environment: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    num_calls: Mapping[str, int] = field(default_factory=dict[str, int])
+    num_calls: Mapping[str, int] | None = None
+    num_failed_calls: int | None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory, rows: Sequence[TrainingRow], scored: ScoredRollout) -> Self:
@@ -100,7 +102,8 @@ class RolloutSummary:
             ),
             error=trajectory.error,
             metrics=trajectory.metrics,
-            num_calls=trajectory.info.get("calls_read") or {},
+            num_calls=trajectory.info.get("calls_read"),
+            num_failed_calls=failed if type(failed := trajectory.info.get("num_failed_calls")) is int else None,
         )
 
     @property
@@ -196,8 +199,9 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         turn k) and ``active_fraction/turn_{k:02d}`` (their fraction), ``stop/{reason}`` (fractions), ``invalid_turns``
         and ``unplaced_rewards`` (fractions), ``tokens/agent_per_turn``, ``tokens/environment_per_turn``, ``failed`` and
         ``exact`` (fractions), ``info/{key}`` (each number of ``info``, mean over the rollouts that have it),
-        ``tools/call_frequency`` (mean number of tool calls that could be parsed, with TRL's name) and
-        ``tools/{unreadable,repaired}`` and ``tools/repaired/{kind}`` (fractions of all calls) if there are any,
+        ``tools/call_frequency`` (mean number of tool calls that could be parsed) and ``tools/failure_frequency``
+        (fraction of these that failed or were not made, if the environment counts them), with TRL's names, and
+        ``tools/{unreadable,repaired}`` and ``tools/repaired/{kind}`` (fractions of all calls), with tools only,
         ``rollouts/retried`` (if failed rollouts are retried: the mean number of retries per rollout);
         ``rewards/{name}/{mean,std}`` of each named reward, with TRL's names (0 in a rollout that lacks it);
         ``reward/by_role/{role}`` and ``win_rate/by_role/{role}`` if turns have named roles; and, in a batch of several
@@ -306,12 +310,18 @@ def _turn_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
 
 
 def _call_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    if all(one.num_calls is None for one in played):
+        return {}
     counts = sum((Counter(one.num_calls) for one in played), Counter[str]())
     total, num_parsed, num_unreadable = counts.total(), counts.pop("parsed", 0), counts.pop("unreadable", 0)
+    num_made = num_parsed + counts.total()
     shares = {"unreadable": num_unreadable, "repaired": counts.total()}
     shares |= {f"repaired/{kind}": number for kind, number in counts.items()}
-    frequency = {"tools/call_frequency": (num_parsed + counts.total()) / len(played)}
-    return frequency | {f"tools/{name}": number / total for name, number in shares.items()} if total else {}
+    metrics = {"call_frequency": num_made / len(played)} | {name: one / max(total, 1) for name, one in shares.items()}
+    failed = [one.num_failed_calls for one in played if one.num_failed_calls is not None]
+    if failed:
+        metrics["failure_frequency"] = sum(failed) / max(num_made, 1)
+    return {f"tools/{name}": value for name, value in metrics.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
