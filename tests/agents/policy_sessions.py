@@ -75,6 +75,16 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
         GROUPED | LATENT | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
         KEPT,
     ),
+    # sparse attention, whose indexer has a cache of its own
+    "deepseek_v32": (
+        "deepseek_v32",
+        GROUPED
+        | EXPERTS
+        | LATENT
+        | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+        | {"index_n_heads": 32, "index_head_dim": 16, "index_topk": 6},
+        KEPT,
+    ),
     # states beside attention, or alone
     "qwen3_next": (
         "qwen3_next",
@@ -84,6 +94,30 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "lfm2": ("lfm2", GROUPED | {"layer_types": ["conv", "full_attention"]}, KEPT),
     "bamba": ("bamba", GROUPED | MAMBA2 | {"attn_layer_indices": [1]}, KEPT),
     "falcon_h1": ("falcon_h1", GROUPED | MAMBA2 | {"mamba_d_ssm": 64}, KEPT),
+    "zaya": (
+        "zaya",
+        GROUPED
+        | EXPERTS
+        | {"num_hidden_layers": 4, "router_hidden_size": 8, "sliding_window": 4}
+        | {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+        KEPT,
+    ),
+    "qwen4_exp": (
+        "qwen4_exp_text",
+        GROUPED
+        | EXPERTS
+        | DELTA
+        | {"layer_types": ["linear_attention", "indexed_attention"], "hc_count": 2, "hc_lowrank": 8}
+        | {
+            "ple_layer_ids": [],
+            "ple_embed_dim": 8,
+            "ngram_vocab_size_base": 64,
+            "make_ngram_vocab_size_divisible_by": 8,
+        }
+        | {"split_ngram_parts": 1, "heads_per_ngram": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1}
+        | {"indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 2},
+        KEPT,
+    ),
     "mamba": ("mamba", COMMON | {"state_size": 8}, STEPPED),
     "jamba": (
         "jamba",

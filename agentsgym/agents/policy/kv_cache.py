@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import (
     Cache,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
 
@@ -111,9 +113,42 @@ class GrowingLayer(DynamicLayer):
 class GrowingHybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):
     """A layer with recurrent states in addition to keys and values."""
 
-    def __init__(self, number_of_states: int) -> None:
+    def __init__(self, number_of_states: int, sliding_window: int | None = None) -> None:
         LinearAttentionAndFullAttentionLayer.__init__(self, number_of_states=number_of_states)
-        GrowingLayer.__init__(self)
+        GrowingLayer.__init__(self, sliding_window)
+
+
+class GrowingIndexedLayer(GrowingLayer):
+    """A layer of sparse attention, with the keys by which an indexer selects columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._index = GrowingLayer()  # of one head, without values
+        self.indexer_position_ids: Any = None  # of all columns, (P, N, C); written by the models that use it
+
+    def update_indexer(self, indexer_key_states: Any) -> Any:
+        """Append the keys of new columns, (N, Q, D), and return those of all columns, (N, C, D)."""
+        keys = indexer_key_states[:, None]
+        return self._index.update(keys, keys[..., :0])[0][:, 0]
+
+    def take(self, layers: Sequence[Any], places: Sequence[Place], num_columns: int) -> None:
+        """Fill a new layer, as in :class:`GrowingLayer`."""
+        super().take(layers, places, num_columns)
+        self._index.take([layer._index for layer in layers], places, num_columns)
+        known = [one for layer in layers if (one := layer.indexer_position_ids) is not None]
+        self._place(known, places)
+
+    def shift(self, places: Sequence[Place], num_columns: int) -> None:
+        """Move the places within their rows, as in :class:`GrowingLayer`."""
+        super().shift(places, num_columns)
+        self._index.shift(places, num_columns)
+        self._place([] if self.indexer_position_ids is None else [self.indexer_position_ids], places)
+
+    def _place(self, known: Sequence[Any], places: Sequence[Place]) -> None:
+        if known:
+            starts = torch.tensor([self.num_columns - place.length for place in places], device=known[0].device)
+            positions = torch.arange(self.num_columns, device=known[0].device) - starts[:, None]
+            self.indexer_position_ids = positions.clamp(min=0).expand(len(known[0]), -1, -1)
 
 
 def growing_layer(layer: Any) -> Any:
@@ -125,6 +160,10 @@ def growing_layer(layer: Any) -> Any:
         return GrowingLayer(layer.sliding_window)
     if kind is LinearAttentionAndFullAttentionLayer:
         return GrowingHybridLayer(layer.number_of_states)
+    if kind is LinearAttentionAndSlidingWindowAttentionLayer:
+        return GrowingHybridLayer(layer.number_of_states, layer.sliding_window)
+    if kind is DynamicIndexedLayer:
+        return GrowingIndexedLayer()
     if kind is LinearAttentionLayer or kind in _EMPTY_LAYERS:
         return layer
     raise NotImplementedError(
