@@ -33,7 +33,13 @@ class Agent:
 
     A simple agent defines :meth:`get_action`; an agent that benefits from batches defines :meth:`act`. Agents never
     tokenize for training: they return the ids that they sampled, or only text.
+
+    Attributes:
+        context_length: Maximum number of tokens of a prompt and its answer, at which episodes end with ``max_tokens``;
+            None if there is none, or it is unknown.
     """
+
+    context_length: int | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

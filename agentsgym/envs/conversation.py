@@ -146,14 +146,16 @@ class Budget:
         trajectory: All tokens, including prompts.
         completion: Everything after the first prompt, observations included.
         turn: One action.
+        context: A prompt and its answer, in the agent's context.
     """
 
     trajectory: int | None = None
     completion: int | None = None
     turn: int | None = None
+    context: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trajectory", "completion", "turn"):
+        for name in ("trajectory", "completion", "turn", "context"):
             limit = getattr(self, name)
             require(f"the token budget of a {name}", limit, or_none(is_int(1)), "a positive int or None")
 
@@ -171,7 +173,10 @@ class Budget:
         """
         whole = None if self.trajectory is None else self.trajectory - length
         completion = None if self.completion is None else self.completion - max(0, length - prompt_length)
-        return min((limit for limit in (self.turn, whole, completion) if limit is not None), default=None)
+        limits = [limit for limit in (self.turn, whole, completion) if limit is not None]
+        if self.context is not None and (limits or length >= self.context):  # without limits, the agent's own apply
+            limits.append(self.context - length)
+        return min(limits, default=None)
 
 
 class Conversation:

@@ -23,6 +23,13 @@ logger = logging.getLogger(__name__)
 OnFinish = Callable[[Trajectory], None]
 
 
+def limit_context(trials: Sequence[Trial], agent: Any) -> None:
+    """Let trials that have not started end where the agent's context is full."""
+    for trial in trials:
+        context: int | None = getattr(agent, "context_length", None)
+        trial.budget = trial.exchange.budget = dataclasses.replace(trial.budget, context=context)
+
+
 def prepare_play(
     trials: Sequence[Trial], *, max_concurrent: int | None = None, pool: Any = None, num_live: int | None = None
 ) -> None:
@@ -95,6 +102,7 @@ class TrialRounds:
         trials = self.pending
         for trial in trials:
             trial.failures = self._log
+        limit_context(trials, agent)
         try:
             prepare_play(trials, max_concurrent=options.get("max_concurrent"), pool=options.get("pool"))
             if not self.num_played:

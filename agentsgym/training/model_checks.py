@@ -21,7 +21,12 @@ from transformers import AutoConfig
 
 from agentsgym.agents.build import refuse_prompt_learning
 from agentsgym.agents.policy.loading import naming_the_model, warn_of_slow_bfloat16
-from agentsgym.agents.policy.model import shared_vocabulary_size
+from agentsgym.agents.policy.model import (
+    check_rope_types,
+    fixed_rope_length,
+    shared_vocabulary_size,
+    warn_of_fixed_rope_length,
+)
 from agentsgym.agents.policy.packaged import converted
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.envs.base import MultistepEnv
@@ -68,7 +73,8 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
     if isinstance(model, str):
         own = cast("dict[str, Any]", args.model_init_kwargs or {})
         with naming_the_model(model):
-            AutoConfig.from_pretrained(converted(model), **{"trust_remote_code": args.trust_remote_code, **own})
+            options = {"trust_remote_code": args.trust_remote_code, **own}
+            check_rope_types(AutoConfig.from_pretrained(converted(model), **options))
     if isinstance(peft_config, Mapping):
         raise ConfigError("peft_config must be a configuration of PEFT, got a dict: pass LoraConfig(**peft_config)")
     adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
@@ -149,6 +155,7 @@ def check_parts(
             )
         check_config(args, accelerator.state.deepspeed_plugin)  # pyright: ignore[reportUnknownMemberType]
     shared_vocabulary_size(model, tokenizer)
+    _check_lengths(model, args)
     _check_precision(model, is_autocast=bool(args.bf16))
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(
@@ -164,6 +171,25 @@ def check_parts(
         raise ConfigError(
             "value_head adds a group of parameters to the optimizer, which a scheduler given in `optimizers` does not "
             "know: pass (optimizer, None) and set lr_scheduler_type"
+        )
+
+
+def _check_lengths(model: PreTrainedModel, args: GRPOEnvConfig) -> None:
+    """Warn about a model whose RoPE changes beyond some length, and refuse settings that would reach beyond it."""
+    length = fixed_rope_length(model)
+    if length is None:
+        return
+    warn_of_fixed_rope_length(model)
+    engine = args.vllm_max_model_length
+    if args.use_vllm and args.vllm_mode == "colocate" and (engine is None or engine > length):
+        raise ConfigError(
+            f"vllm_max_model_length must be at most {length}, got {engine}: the frequencies of the model's RoPE change "
+            "beyond it, and in a longer context, vLLM changes them for shorter conversations, too"
+        )
+    if length % (args.pad_to_multiple_of or 1):
+        raise ConfigError(
+            f"pad_to_multiple_of must divide {length}, got {args.pad_to_multiple_of}: the frequencies of the model's "
+            "RoPE change beyond that length, and padding would exceed it"
         )
 
 

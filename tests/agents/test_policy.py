@@ -108,6 +108,7 @@ def test_a_tokenizer_or_a_name_in_the_place_of_the_model_is_refused_with_the_cal
             },
             1024,
         ),
+        ("llama", {"max_position_embeddings": 512, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 512),
         ("gemma3_text", {"max_position_embeddings": 512}, 512),
         ("gpt2", {"n_positions": 128}, 128),
         ("falcon", {"alibi": True}, None),

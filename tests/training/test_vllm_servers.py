@@ -313,6 +313,17 @@ def test_a_server_with_another_model_or_a_smaller_context_is_warned_of(
     assert f"the maximum context length of the vLLM server at {server.url} (60 tokens)" in str(none_left)
 
 
+def test_a_server_whose_context_is_longer_than_the_rope_is_fixed_is_refused(server: StubServer) -> None:
+    agent = agent_of(server)
+    config = agent.generation.model.config
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    config.max_position_embeddings = server.context - 1
+    with pytest.raises(ConfigError, match=rf"start the server with --max-model-len {server.context - 1}$"):
+        agent.prepare(started(0))
+    config.max_position_embeddings = server.context
+    agent.prepare(started(0))
+
+
 def test_a_server_that_knows_no_marks_is_used_too() -> None:
     with stub_server(scripted, knows_marks=False) as server:
         agent = agent_of(server)

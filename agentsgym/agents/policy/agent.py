@@ -25,6 +25,7 @@ from agentsgym.agents.policy.model import (
     num_positions,
     shared_vocabulary_size,
     tokenizer_in,
+    warn_of_fixed_rope_length,
 )
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
@@ -59,7 +60,7 @@ class PolicyAgent(Agent, TrainedPolicy):
     model that cannot be sampled exactly raises ``ConfigError`` at the first turn.
 
     A prompt that fills the model's positions (``max_position_embeddings``) fails only its session; an answer ends at
-    the last position.
+    the last position, and an episode before a prompt that leaves no room, with ``max_tokens``.
 
     Each conversation has its own random generator, so that its answers, up to rounding, do not depend on which others
     are live or on their order in a batch, only on the agent's seed and the request's, if it has one. The
@@ -113,7 +114,8 @@ class PolicyAgent(Agent, TrainedPolicy):
         self.sampling = sampling or SamplingParams()
         self.max_turn_tokens = max_turn_tokens
         self.stop_token_ids = stop_token_ids(model, tokenizer)
-        self._context, self._positions = context, num_positions(model)
+        self._context, self.context_length = context, num_positions(model)
+        warn_of_fixed_rope_length(model)
         self._forward: Callable[..., Any] = model  # a subclass may wrap it
         self._sampler = Sampler(self.sampling, shared_vocabulary_size(model, tokenizer))
         self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))  # pyright: ignore[reportUnknownMemberType]
@@ -159,7 +161,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         for request in requests:
             room = self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
             try:
-                answers.append(budget_within(self._positions, request.token_ids, room, limit_name))
+                answers.append(budget_within(self.context_length, request.token_ids, room, limit_name))
             except AgentError as refusal:
                 answers.append(refusal)
         fitting = {index: limit for index, limit in enumerate(answers) if isinstance(limit, int)}

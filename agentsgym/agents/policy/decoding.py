@@ -21,6 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, is_recurrent
+from agentsgym.agents.policy.model import num_positions
 from agentsgym.versions import CACHE_NAMES
 
 _GROUPED = "agentsgym_grouped_sdpa"
@@ -152,7 +153,8 @@ class Forward:
         if hasattr(unwrapped, "get_base_model"):  # the forward method of adapters accepts any argument
             unwrapped = unwrapped.get_base_model()
         self.model, self.call, self.device, self.grouped = model, call or model, model.device, grouped
-        self.name = type(unwrapped).__name__
+        self.name, limit = type(unwrapped).__name__, num_positions(model)
+        self.last_position = None if limit is None else limit - 1
         self.accepted = frozenset(inspect.signature(type(unwrapped).forward).parameters)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
     def __call__(self, ids: Sequence[Sequence[int]], **arguments: Any) -> Any:
@@ -347,7 +349,7 @@ class BatchedDecoder:
         self.rows, self.indices = rows, indices
 
     def _run(self, ids: list[list[int]], padding: list[int] | None = None) -> torch.Tensor:
-        mask, positions = self.rows.append(len(ids[0]), padding)
+        mask, positions = self.rows.append(len(ids[0]), padding, self.forward.last_position)
         arguments: dict[str, Any] = {self.forward.cache_name: self.rows.cache}
         if self.has_columns:
             arguments["attention_mask"] = mask

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from agentsgym.agents.policy.model import check_rope_types
 from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted
 from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
@@ -84,6 +85,7 @@ def load_model(
     adapters = Path(folder) / "adapter_config.json"
     with naming_the_model(name_or_path):
         if not adapters.is_file():
+            check_rope_types(AutoConfig.from_pretrained(folder, **source))
             return AutoModelForCausalLM.from_pretrained(folder, **source, **options), tokenizer
         base: str | None = json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"]
         if base is None:

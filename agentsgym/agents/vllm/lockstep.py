@@ -53,7 +53,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         self.tokenizer = tokenizer
         self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
         self._weights = EngineWeights(generation)
-        self._context: int = self.generation.llm.llm_engine.model_config.max_model_len
+        self.context_length: int = self.generation.llm.llm_engine.model_config.max_model_len
 
     def prepare(self, start: BatchStart) -> None:
         """Load new weights, and wake a sleeping engine, as ``VLLMPolicyAgent`` does. Collective."""
@@ -77,7 +77,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         answers: list[Any] = []
         for request in requests:
             try:
-                budget_within(self._context, request.token_ids, 1, limit_name, "raise vllm_max_model_length, or ")
+                budget_within(self.context_length, request.token_ids, 1, limit_name, "raise vllm_max_model_length, or ")
                 answers.append(None)
             except AgentError as refusal:  # the engine would fail the rows of all ranks
                 answers.append(refusal)

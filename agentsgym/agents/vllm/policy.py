@@ -98,6 +98,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         if generation.tensor_parallel_size > 1:
             raise ConfigError("an engine that spans several ranks samples in lockstep: use LockstepVLLMPolicyAgent")
         self._engine, self._weights = SteppedEngine(self.sampling), EngineWeights(generation)
+        self.context_length = self._engine.context
 
     def forget(self, session_ids: Sequence[str]) -> None:
         """Forget sessions that have ended, while others continue."""
@@ -169,13 +170,14 @@ class SteppedEngine:
 
     Attributes:
         step: Optimizer step of the engine's weights, recorded in each answer.
+        context: Maximum number of tokens of a prompt and its answer.
     """
 
     def __init__(self, sampling: VLLMSampling) -> None:
         self.step: int | None = None
         self._engine: Any = sampling.generation.llm.llm_engine
         self._params = engine_params(sampling)
-        self._context: int = self._engine.model_config.max_model_len
+        self.context: int = self._engine.model_config.max_model_len
         self._device: torch.device = sampling.generation.accelerator.device
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open: dict[str, _OpenRequest] = {}  # used only on the thread
@@ -189,7 +191,7 @@ class SteppedEngine:
         if self._failure:
             raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._failure}")
         limit_name = "the maximum context length of the vLLM engine"
-        room = max(1, budget_within(self._context, prompt, room, limit_name, "raise vllm_max_model_length, or "))
+        room = max(1, budget_within(self.context, prompt, room, limit_name, "raise vllm_max_model_length, or "))
         loop, step = asyncio.get_running_loop(), self.step
         one = _OpenRequest(next(self._names), prompt, room, loop, loop.create_future())
         if self._thread is None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from agentsgym.agents.policy.model import fixed_rope_length
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.server import TransientError, VLLMServer, open_session
 from agentsgym.errors import AgentsGymError, ConfigError
@@ -207,6 +208,13 @@ class ServerWeights:
                 server.url,
                 server.root,
                 name,
+            )
+        fixed = fixed_rope_length(self._generation.model)
+        if fixed is not None and (server.context or 0) > fixed:
+            raise ConfigError(
+                f"the vLLM server at {server.url} has a maximum context length of {server.context} tokens, but the "
+                f"frequencies of the model's RoPE change beyond {fixed}, and in a longer context, vLLM changes them "
+                f"for shorter conversations, too: start the server with --max-model-len {fixed}"
             )
         longest = self._generation.max_completion_length
         if server.context is not None and longest is not None and server.context <= longest:

@@ -26,7 +26,7 @@ from agentsgym.agents.base import Agent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.envs.finished import FinishedRollouts
-from agentsgym.envs.play import prepare_play, retry_of
+from agentsgym.envs.play import limit_context, prepare_play, retry_of
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import DeferredError, all_gather_objects, process_state
 from agentsgym.rollouts.driver import TrialStream
@@ -161,6 +161,7 @@ class RolloutsAhead:
             self._prepared.update(id(trial.env) for trial in new)
             if new:
                 prepare_play(new, max_concurrent=self._num_live, pool=self._pool, num_live=self._num_live)
+            limit_context(group.trials, self._agent)
             self._hooks.expect(group.trials, self._agent)
             self._stream.add(group.trials)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -77,6 +77,8 @@ class TokenBatch:
             multiple_of: Round the width up to a multiple of it.
             device: Where the tensors go.
         """
+        # What has no turn is not trained on, and its first prompt may be longer than the model allows.
+        rows = [row if row.turns else replace(row, span=row.span[:MIN_WIDTH]) for row in rows]
         width = round_up(max([MIN_WIDTH, *map(len, rows)]), multiple_of)
         num_padding = max(0, num_rows - len(rows))
         shape = (len(rows) + num_padding, width)

@@ -1,0 +1,67 @@
+"""A model whose RoPE changes with the length is trained up to where it is fixed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from games import NUMBERS, GuessNumber, logged, policy, recording, settings, tasks
+from transformers import AutoModelForCausalLM
+
+from agentsgym import Agent, ConfigError, GRPOEnvTrainer
+from agentsgym.training.model_checks import _check_lengths
+
+LENGTH = 64
+
+
+def dynamic_policy() -> tuple[Any, Any]:
+    model, tokenizer = policy()
+    config = model.config
+    config.max_position_embeddings = LENGTH
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    changed: Any = AutoModelForCausalLM.from_config(config)
+    changed.load_state_dict(model.state_dict())
+    return changed, tokenizer
+
+
+class Insisting(Agent):
+    """Always guesses the same, whatever the length."""
+
+    def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
+        return NUMBERS[0], None
+
+
+@pytest.mark.parametrize("agent", [None, Insisting()])
+def test_no_row_is_longer_and_the_first_ratios_are_1(agent: Any, tmp_path: Path) -> None:
+    model, tokenizer = dynamic_policy()
+    env = GuessNumber(tokenizer, {"max_steps_per_episode": 30, "error_allowance": 30})
+    args = settings(tmp_path, num_iterations=2, learning_rate=1e-6)
+    with GRPOEnvTrainer(model, env, args, tasks(), agent=agent) as trainer:
+        played = recording(trainer)
+        trainer.train()
+    lengths = [len(one.token_ids) for batch in played for one in batch.trajectories]
+    assert LENGTH - 20 < max(lengths) <= LENGTH
+    assert logged(trainer, "stop/max_tokens")[0] > 0
+    assert agent is not None or logged(trainer, "ratio/turn_01")[0] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"use_vllm": True}, "vllm_max_model_length must be at most 64, got None: the frequencies"),
+        ({"use_vllm": True, "vllm_max_model_length": 65}, "vllm_max_model_length must be at most 64, got 65"),
+        ({"use_vllm": True, "vllm_max_model_length": 64}, None),
+        ({"use_vllm": True, "vllm_mode": "server"}, None),
+        ({"pad_to_multiple_of": 48}, "pad_to_multiple_of must divide 64, got 48"),
+        ({"pad_to_multiple_of": 16}, None),
+    ],
+)
+def test_settings_that_reach_beyond_are_refused(changes: dict[str, Any], complaint: str | None) -> None:
+    model, _ = dynamic_policy()
+    values = {"use_vllm": False, "vllm_mode": "colocate", "vllm_max_model_length": None, "pad_to_multiple_of": None}
+    args: Any = SimpleNamespace(**values | changes)
+    if complaint is None:
+        _check_lengths(model, args)
+        return
+    with pytest.raises(ConfigError, match=complaint):
+        _check_lengths(model, args)
