@@ -36,6 +36,7 @@ from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import shown
 from agentsgym.training.selection.league import League
+from agentsgym.training.tensors.scoring import check_head
 from agentsgym.training.validation import check_environment
 from agentsgym.training.zero import check_config
 
@@ -155,7 +156,6 @@ def check_parts(
             )
         check_config(args, accelerator.state.deepspeed_plugin)  # pyright: ignore[reportUnknownMemberType]
     shared_vocabulary_size(model, tokenizer)
-    _check_lengths(model, args)
     _check_precision(model, is_autocast=bool(args.bf16))
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(
@@ -174,12 +174,17 @@ def check_parts(
         )
 
 
-def _check_lengths(model: PreTrainedModel, args: GRPOEnvConfig) -> None:
-    """Warn about a model whose RoPE changes beyond some length, and refuse settings that would reach beyond it."""
-    length = fixed_rope_length(model)
-    if length is None:
+def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, accelerator: Any) -> None:
+    """Raise :class:`ConfigError` for a model that the loss would compute in another way than the sampler.
+
+    If the model's RoPE changes beyond some length, the context of any agent ends there.
+    """
+    if not is_sharded(accelerator):
+        check_head(model, args.temperature)
+    if (length := fixed_rope_length(model)) is None:
         return
     warn_of_fixed_rope_length(model)
+    agent.context_length = min(length, getattr(agent, "context_length", None) or length)
     engine = args.vllm_max_model_length
     if args.use_vllm and args.vllm_mode == "colocate" and (engine is None or engine > length):
         raise ConfigError(

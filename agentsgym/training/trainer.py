@@ -16,7 +16,7 @@ import torch
 from trl import GRPOTrainer
 
 from agentsgym.agents.build import build_policy
-from agentsgym.agents.policy.model import fixed_rope_length, tokenizer_in
+from agentsgym.agents.policy.model import tokenizer_in
 from agentsgym.agents.policy.packaged import converted
 from agentsgym.batch.views import round_up
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
@@ -39,6 +39,7 @@ from agentsgym.training.model_checks import (
     build_environments,
     check_datasets,
     check_env,
+    check_exactness,
     check_leagues,
     check_model,
     check_objects,
@@ -195,8 +196,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         if agent is None:
             limits: dict[str, Any] = {"max_turn_tokens": args.max_turn_tokens, "stop": tuple(args.stop_strings or ())}
             agent = build_policy(policy, tokenizer, args, accelerator, trl.vllm_generation, **limits)
-        if (length := fixed_rope_length(policy)) is not None:  # also for an agent that is not bound to the policy
-            agent.context_length = min(length, agent.context_length or length)
+        check_exactness(policy, agent, args, accelerator)
         self._pad_token_id = cast("int", tokenizer.pad_token_id)
         self._num_generations: int | None = None  # generation batches of training so far; None before the first
         self._evaluated = PlayedEvaluation()

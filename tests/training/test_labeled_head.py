@@ -15,14 +15,14 @@ import torch
 from games import GuessNumber, policy, settings, tasks, trainer_of
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, RecurrentGemmaConfig
 from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
-from agentsgym import GRPOEnvTrainer, logprob_gap
+from agentsgym import ConfigError, GRPOEnvTrainer, logprob_gap
 from agentsgym.training._trl import TRLInterface
 from agentsgym.training.tensors import scoring
-from agentsgym.training.tensors.scoring import head_logits, score_labeled_only, trunk_of
+from agentsgym.training.tensors.scoring import check_head, head_logits, score_labeled_only, trunk_of
 
 PICTURES = ["....AA..A.", "...AAAAAAA", "AA........"]  # '.' given, 'A' an agent's
 TEMPERATURE = 0.7
@@ -178,3 +178,13 @@ def test_the_loss_and_the_scores_of_a_trainer_take_agent_tokens_alone(beta: floa
     with Largest(size) as loss:
         trainer.compute_loss(trainer.model, batch)
     assert scoring.num_positions == loss.num_positions == int(mask.sum()) < int(batch["attention_mask"].sum())
+
+
+def test_a_model_that_caps_its_logits_under_a_name_of_its_own_is_refused_until_the_loss_reads_the_cap() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "lru_width": 16, "num_attention_heads": 2, "vocab_size": 50}
+    config = RecurrentGemmaConfig(**sizes, num_hidden_layers=1, block_types=["recurrent"], logits_soft_cap=30.0)
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=r"RecurrentGemmaForCausalLM, .*set model.config.final_logit_softcapping"):
+        check_head(fused(copy.deepcopy(model), labeled_alone=True), TEMPERATURE)
+    model.config.final_logit_softcapping = config.logits_soft_cap
+    check_head(fused(model, labeled_alone=True), TEMPERATURE)

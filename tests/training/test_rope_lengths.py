@@ -5,11 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from accelerate.utils import DistributedType
 from games import NUMBERS, GuessNumber, logged, policy, recording, settings, tasks
 from transformers import AutoModelForCausalLM
 
 from agentsgym import Agent, ConfigError, GRPOEnvTrainer
-from agentsgym.training.model_checks import _check_lengths
+from agentsgym.training.model_checks import check_exactness
 
 LENGTH = 64
 
@@ -60,8 +61,9 @@ def test_settings_that_reach_beyond_are_refused(changes: dict[str, Any], complai
     model, _ = dynamic_policy()
     values = {"use_vllm": False, "vllm_mode": "colocate", "vllm_max_model_length": None, "pad_to_multiple_of": None}
     args: Any = SimpleNamespace(**values | changes)
+    accelerator: Any = SimpleNamespace(distributed_type=DistributedType.FSDP)  # whose head is not run
     if complaint is None:
-        _check_lengths(model, args)
+        check_exactness(model, Agent(), args, accelerator)
         return
     with pytest.raises(ConfigError, match=complaint):
-        _check_lengths(model, args)
+        check_exactness(model, Agent(), args, accelerator)

@@ -22,6 +22,7 @@ from transformers.utils.import_utils import is_triton_available
 
 from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.batch.views import pad_right
+from agentsgym.errors import ConfigError
 
 
 def padded_columns(
@@ -158,6 +159,28 @@ def score_labeled_only(model: Any) -> None:
         return output
 
     model.forward = MethodType(forward, model)
+
+
+def check_head(model: Any, temperature: float) -> None:
+    """Check that TRL's fused head computes the log-probabilities that the model does, for states of large logits.
+
+    Raises:
+        ConfigError: The model changes its logits in a way that the head leaves out, such as a cap.
+    """
+    ids = torch.arange(2, 10, device=model.device)[None]
+    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with evaluation_mode(model), torch.no_grad():
+        largest = model(**arguments, use_cache=False).logits.abs().max().float()
+        with replaced_states(trunk_of(model), lambda states: states * (100 / largest).to(states.dtype)):
+            logits = model(**arguments, use_cache=False).logits[:, :-1].float() / temperature
+            fused = model(**arguments, labels=ids, fused_lm_head=True).log_probs.float()
+    expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    if (fused - expected).abs().max() > 0.05 * expected.abs().max():  # more than any rounding
+        raise ConfigError(
+            f"TRL's loss computes other log-probabilities than {type(model).__name__}, which changes its logits in a "
+            "way that the loss leaves out; if that is a cap, such as logits_soft_cap in the model's configuration, set "
+            "model.config.final_logit_softcapping to the same number, which the loss reads"
+        )
 
 
 def head_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
