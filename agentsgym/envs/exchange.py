@@ -111,10 +111,8 @@ class Exchange:
             if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
                 transcript.retract()
             elif self.budget.context is not None and self.budget.context <= len(transcript.token_ids):
-                raise AgentError(
-                    f"a first prompt of {len(transcript.token_ids)} tokens leaves no room for an answer within the "
-                    f"agent's context ({self.budget.context} tokens): shorten it, or use a model with a longer context"
-                )
+                text = "a first prompt of %d tokens leaves no room for an answer within the agent's context (%d tokens)"
+                raise AgentError(text % (len(transcript.token_ids), self.budget.context))
             else:
                 text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
                 logger.warning(text, self.session_id, self.budget)

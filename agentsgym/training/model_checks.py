@@ -21,12 +21,7 @@ from transformers import AutoConfig
 
 from agentsgym.agents.build import refuse_prompt_learning
 from agentsgym.agents.policy.loading import naming_the_model, warn_of_slow_bfloat16
-from agentsgym.agents.policy.model import (
-    check_rope_types,
-    fixed_rope_length,
-    shared_vocabulary_size,
-    warn_of_fixed_rope_length,
-)
+from agentsgym.agents.policy.model import check_rope_types, fixed_rope_length, num_positions, shared_vocabulary_size
 from agentsgym.agents.policy.packaged import converted
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.envs.base import MultistepEnv
@@ -157,11 +152,7 @@ def check_parts(
         check_config(args, accelerator.state.deepspeed_plugin)  # pyright: ignore[reportUnknownMemberType]
     shared_vocabulary_size(model, tokenizer)
     _check_precision(model, is_autocast=bool(args.bf16))
-    if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
-        logger.warning(
-            "the policy has dropout, which is off while rollouts are sampled and scored but on in the loss, so the "
-            "importance ratios and the KL term are noisy: set disable_dropout=True to turn it off"
-        )
+    _settle_dropout(model, is_disabled=args.disable_dropout)
     if args.layout != "trajectory" and has_aux_loss:
         raise ConfigError(
             "layout='turn' makes the number of rows vary, so micro-batches are split, and the router's auxiliary loss "
@@ -181,21 +172,34 @@ def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, acc
     """
     if not is_sharded(accelerator):
         check_head(model, args.temperature)
-    if (length := fixed_rope_length(model)) is None:
+    if fixed_rope_length(model) is None:
         return
-    warn_of_fixed_rope_length(model)
+    length = cast("int", num_positions(model))
+    length -= length % (args.pad_to_multiple_of or 1)
     agent.context_length = min(length, getattr(agent, "context_length", None) or length)
     engine = args.vllm_max_model_length
     if args.use_vllm and args.vllm_mode == "colocate" and (engine is None or engine > length):
         raise ConfigError(
-            f"vllm_max_model_length must be at most {length}, got {engine}: the frequencies of the model's RoPE change "
-            "beyond it, and in a longer context, vLLM changes them for shorter conversations, too"
+            f"vllm_max_model_length must be at most {length}, got {engine}: beyond, the frequencies of the model's "
+            "RoPE change, in vLLM also those of shorter conversations"
         )
-    if length % (args.pad_to_multiple_of or 1):
-        raise ConfigError(
-            f"pad_to_multiple_of must divide {length}, got {args.pad_to_multiple_of}: the frequencies of the model's "
-            "RoPE change beyond that length, and padding would exceed it"
+
+
+def _settle_dropout(model: nn.Module, *, is_disabled: bool) -> None:
+    """Warn about dropout, or turn off what TRL leaves on: probabilities of modules other than ``nn.Dropout``."""
+    found = [
+        (part, name)
+        for part in model.modules()
+        for name, value in vars(part).items()
+        if ("dropout" in name or (name == "p" and isinstance(part, nn.Dropout))) and isinstance(value, float) and value
+    ]
+    if found and not is_disabled:
+        logger.warning(
+            "the policy has dropout, which is off while rollouts are sampled and scored but on in the loss, so the "
+            "importance ratios and the KL term are noisy: set disable_dropout=True to turn it off"
         )
+    for part, name in found if is_disabled else ():
+        setattr(part, name, 0.0)
 
 
 def _check_precision(model: PreTrainedModel, *, is_autocast: bool) -> None:

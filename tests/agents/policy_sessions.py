@@ -40,7 +40,7 @@ DELTA = {
 }
 MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
 
-KEPT, STEPPED, ALONE, UNCACHED = "kept", "kept, new tokens one at a time", "prefilled again", "run again"
+KEPT, STEPPED, ALONE, UNCACHED = "kept", "kept, with a forward pass for each new token", "prefilled again", "run again"
 # The kind of model, its options, and what becomes of its cache.
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("llama", GROUPED, KEPT),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from games import correcting, logged, settings, trainer_of
+from games import GuessNumber, correcting, logged, policy, settings, tasks, trainer_of
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
@@ -232,6 +232,19 @@ def test_dropout_is_no_gap_between_the_sampler_and_the_model(
     assert ("the policy has dropout" in caplog.text) != disable_dropout
     trainer.train()
     assert logged(trainer, "sampling/cut_fraction") == [0.0]
+
+
+@pytest.mark.parametrize("disable_dropout", [False, True])
+def test_dropout_that_is_no_module_is_seen_and_turned_off(
+    disable_dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tokenizer = policy()
+    attention = model.model.layers[0].self_attn
+    attention.attention_dropout = 0.5
+    args = settings(tmp_path, disable_dropout=disable_dropout)
+    GRPOEnvTrainer(model, GuessNumber(tokenizer), args, tasks())
+    assert ("the policy has dropout" in caplog.text) != disable_dropout
+    assert attention.attention_dropout == (0.0 if disable_dropout else 0.5)
 
 
 @given(data=st.data())

@@ -25,7 +25,6 @@ from agentsgym.agents.policy.model import (
     num_positions,
     shared_vocabulary_size,
     tokenizer_in,
-    warn_of_fixed_rope_length,
 )
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
@@ -115,7 +114,6 @@ class PolicyAgent(Agent, TrainedPolicy):
         self.max_turn_tokens = max_turn_tokens
         self.stop_token_ids = stop_token_ids(model, tokenizer)
         self._context, self.context_length = context, num_positions(model)
-        warn_of_fixed_rope_length(model)
         self._forward: Callable[..., Any] = model  # a subclass may wrap it
         self._sampler = Sampler(self.sampling, shared_vocabulary_size(model, tokenizer))
         self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))  # pyright: ignore[reportUnknownMemberType]

@@ -46,21 +46,11 @@ def _sequential(
         yield SequentialDecoder(index, prompt, forward=forward, with_cache=with_cache)
 
 
-# Each with what it costs, for the warning about a slow one.
-_STRATEGIES: dict[str, tuple[Callable[..., Iterator[Decoder]], str]] = {
-    "kept": (_batched, ""),
-    "kept, new tokens one at a time": (
-        functools.partial(_batched, one_by_one=True),
-        "each token of an observation takes a forward pass",
-    ),
-    "prefilled again each turn, one conversation at a time": (
-        functools.partial(_sequential, with_cache=True),
-        "each turn takes a forward pass over its entire history, and each new token another",
-    ),
-    "run again for each token, one conversation at a time": (
-        functools.partial(_sequential, with_cache=False),
-        "each new token takes a forward pass over its entire history",
-    ),
+_STRATEGIES: dict[str, Callable[..., Iterator[Decoder]]] = {  # slow ones are named by what they cost
+    "kept": _batched,
+    "kept, with a forward pass for each new token": functools.partial(_batched, one_by_one=True),
+    "prefilled again, entirely, for each turn of each conversation": functools.partial(_sequential, with_cache=True),
+    "run again, entirely, for each token of each conversation": functools.partial(_sequential, with_cache=False),
 }
 # The strategy of each model, and whether copies for grouped heads are avoided.
 _chosen: WeakKeyDictionary[PreTrainedModel, tuple[str, bool]] = WeakKeyDictionary()
@@ -80,7 +70,7 @@ def select_strategy(model: PreTrainedModel, call: Callable[..., Any] | None = No
     if model not in _chosen:
         _chosen[model] = _choose(forward)
     name, forward.grouped = _chosen[model]
-    return functools.partial(_STRATEGIES[name][0], forward=forward)
+    return functools.partial(_STRATEGIES[name], forward=forward)
 
 
 def _choose(forward: Forward) -> tuple[str, bool]:
@@ -89,8 +79,8 @@ def _choose(forward: Forward) -> tuple[str, bool]:
         reason = _reason_against(name, forward)
         if reason is None:
             if reasons:
-                text = "the cache of %s is %s (%s), since: %s"
-                logger.warning(text, forward.name, name, _STRATEGIES[name][1], "; ".join(dict.fromkeys(reasons)))
+                reason = "; ".join(dict.fromkeys(reasons))
+                logger.warning("the cache of %s is %s, since: %s", forward.name, name, reason)
             # Only the first strategy runs several tokens after a cache, with a mask.
             grouped = Forward(forward.model, forward.call, grouped=not reasons and has_grouped_sdpa(forward.model))
             return name, grouped.grouped and _reason_against(name, grouped) is None
@@ -104,7 +94,7 @@ def _choose(forward: Forward) -> tuple[str, bool]:
 def _reason_against(name: str, forward: Forward) -> str | None:
     """Return why this strategy is wrong for the model; None if it is correct."""
     try:
-        error = _measured_error(forward, functools.partial(_STRATEGIES[name][0], forward=forward))
+        error = _measured_error(forward, functools.partial(_STRATEGIES[name], forward=forward))
     except (torch.OutOfMemoryError, ConfigError):
         raise
     except Exception as raised:  # noqa: BLE001  # the model's code may raise anything for what it does not support

@@ -119,51 +119,38 @@ class GrowingHybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):
 
 
 class GrowingIndexedLayer(GrowingLayer):
-    """A layer of sparse attention, with the keys by which an indexer selects columns."""
+    """A layer of sparse attention, with the keys by which an indexer selects columns, and in some models positions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._index = GrowingLayer()  # of one head, without values
-        self.indexer_position_ids: Any = None  # of all columns, (P, N, C); written by the models that use it
+        self.parts = GrowingLayer(), GrowingLayer()  # without values
 
     def update_indexer(self, indexer_key_states: Any) -> Any:
         """Append the keys of new columns, (N, Q, D), and return those of all columns, (N, C, D)."""
         keys = indexer_key_states[:, None]
-        return self._index.update(keys, keys[..., :0])[0][:, 0]
+        return self.parts[0].update(keys, keys[..., :0])[0][:, 0]
 
-    def take(self, layers: Sequence[Any], places: Sequence[Place], num_columns: int) -> None:
-        """Fill a new layer, as in :class:`GrowingLayer`."""
-        super().take(layers, places, num_columns)
-        self._index.take([layer._index for layer in layers], places, num_columns)
-        known = [one for layer in layers if (one := layer.indexer_position_ids) is not None]
-        self._place(known, places)
+    @property
+    def indexer_position_ids(self) -> Any:
+        """The positions of all columns, (P, N, C); None if there are none."""
+        part = self.parts[1]
+        return None if part.keys is None else part.keys[:, :, : part.num_columns, 0].transpose(0, 1)
 
-    def shift(self, places: Sequence[Place], num_columns: int) -> None:
-        """Move the places within their rows, as in :class:`GrowingLayer`."""
-        super().shift(places, num_columns)
-        self._index.shift(places, num_columns)
-        self._place([] if self.indexer_position_ids is None else [self.indexer_position_ids], places)
-
-    def _place(self, known: Sequence[Any], places: Sequence[Place]) -> None:
-        if known:
-            starts = torch.tensor([self.num_columns - place.length for place in places], device=known[0].device)
-            positions = torch.arange(self.num_columns, device=known[0].device) - starts[:, None]
-            self.indexer_position_ids = positions.clamp(min=0).expand(len(known[0]), -1, -1)
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: Any) -> None:
+        new = positions.transpose(0, 1)[:, :, self.parts[1].num_columns :, None]
+        self.parts[1].update(new, new[..., :0])
 
 
 def growing_layer(layer: Any) -> Any:
     """Make the replacement for a layer of transformers' dynamic cache."""
-    kind = type(layer)
-    if kind is DynamicLayer:
-        return GrowingLayer()
-    if kind is DynamicSlidingWindowLayer:
-        return GrowingLayer(layer.sliding_window)
-    if kind is LinearAttentionAndFullAttentionLayer:
-        return GrowingHybridLayer(layer.number_of_states)
-    if kind is LinearAttentionAndSlidingWindowAttentionLayer:
-        return GrowingHybridLayer(layer.number_of_states, layer.sliding_window)
+    kind, window = type(layer), getattr(layer, "sliding_window", None)
+    if kind in (DynamicLayer, DynamicSlidingWindowLayer):
+        return GrowingLayer(window)
     if kind is DynamicIndexedLayer:
         return GrowingIndexedLayer()
+    if kind in (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer):
+        return GrowingHybridLayer(layer.number_of_states, window)
     if kind is LinearAttentionLayer or kind in _EMPTY_LAYERS:
         return layer
     raise NotImplementedError(
@@ -176,6 +163,10 @@ def is_recurrent(layer: Any) -> bool:
     return isinstance(layer, LinearAttentionLayer)
 
 
+def _parts(cache: Any) -> list[Any]:
+    return [part for layer in cache.layers for part in (layer, *getattr(layer, "parts", ()))]
+
+
 class CachedRows:
     """The cache of some conversations, one row each."""
 
@@ -185,8 +176,8 @@ class CachedRows:
         self._device = device
         known = [place or Place(self, row, 0, 0) for row, place in enumerate(places)]
         self.num_columns = max(place.length for place in known)
-        for number, layer in enumerate(self.cache.layers):
-            layers: list[Any] = [place.rows.cache.layers[number] for place in known]
+        for number, layer in enumerate(_parts(self.cache)):
+            layers: list[Any] = [_parts(place.rows.cache)[number] for place in known]
             if isinstance(layer, GrowingLayer):
                 layer.take(layers, known, self.num_columns)
             if is_recurrent(layer) and all(places):
@@ -196,7 +187,7 @@ class CachedRows:
     def shift(self, places: Sequence[Place]) -> None:
         """Realign the conversations within this cache, given the place of each, in row order."""
         self.num_columns = max(place.length for place in places)
-        for layer in self.cache.layers:
+        for layer in _parts(self.cache):
             if isinstance(layer, GrowingLayer):
                 layer.shift(places, self.num_columns)
         self._set_starts([self.num_columns - place.length for place in places])

@@ -106,36 +106,28 @@ def num_positions(model: Any) -> int | None:
     """Return the maximum sequence length of a model, in tokens, from its configuration; None if it has no limit.
 
     RoPE scaling is taken into account: in many configurations, ``max_position_embeddings`` is the length before it.
-    If the scaling depends on the length, only sequences that it leaves alone are allowed: :func:`fixed_rope_length`.
+    A limit of :func:`fixed_rope_length` is warned about, once.
     """
     config: Any = model.config.get_text_config(decoder=True)
     longest: int | None = getattr(config, "max_position_embeddings", None)
     if longest is None or getattr(config, "alibi", False):
         return None
+    if (fixed := fixed_rope_length(model)) is not None:
+        _warn_once(_FIXED_ROPE, type(model).__name__, fixed)
+        return fixed
     scaled = [
         int((one.get("factor") or 1) * (one.get("original_max_position_embeddings") or longest))
         for one in _rope_parameters(config)
         if one.get("rope_type") not in ("llama3", "longrope")  # for these, max_position_embeddings is already scaled
     ]
-    return fixed_rope_length(model) or max([longest, *scaled])
+    return max([longest, *scaled])
 
 
-def _rope_parameters(config: Any) -> Sequence[Mapping[str, Any]]:
-    parameters: Any = getattr(config, "rope_parameters", None) or {}
-    by_layer_type = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
-    return cast("list[Mapping[str, Any]]", by_layer_type) or [parameters]
-
-
-def check_rope_types(config: Any) -> None:
-    """Raise :class:`ConfigError` for a configuration whose ``rope_scaling`` is of a type unknown to transformers."""
-    text = config.get_text_config(decoder=True)
-    for one in _rope_parameters(text):
-        kind, is_own = one.get("rope_type") or "default", type(config).__module__.startswith("transformers_modules")
-        if not (kind in ROPE_INIT_FUNCTIONS or hasattr(text, f"_validate_{kind}_rope_parameters") or is_own):
-            raise ConfigError(
-                f"rope_scaling in config.json has the type {shown(kind)}, which is unknown to this version of "
-                f"transformers: it must be one of default, {', '.join(ROPE_INIT_FUNCTIONS)}"
-            )
+_FIXED_ROPE = (
+    "conversations with %s end at %d tokens, with max_tokens: the frequencies of its RoPE (LongRoPE or dynamic NTK) "
+    "change for all tokens of a longer one, and its record would not be exact. To fix them, give short_factor and "
+    "short_mscale of LongRoPE the values of long_factor and long_mscale in config.json, or replace dynamic NTK by yarn"
+)
 
 
 def fixed_rope_length(model: Any) -> int | None:
@@ -145,30 +137,30 @@ def fixed_rope_length(model: Any) -> int | None:
     have other frequencies than in a forward pass over the full row, and a long row changes all others in its batch.
     """
     config: Any = model.config.get_text_config(decoder=True)
-    lengths: list[int] = []
     for one in _rope_parameters(config):
-        kind = str(one.get("rope_type"))
-        if kind == "longrope" and any(one.get(f"short_{name}") != one.get(f"long_{name}") for name in _LONGROPE):
-            lengths.append(one["original_max_position_embeddings"])
-        if "dynamic" in kind:
-            lengths.append(config.max_position_embeddings)
-    return min(lengths, default=None)
+        pairs = [(one.get(f"short_{name}"), one.get(f"long_{name}")) for name in ("factor", "mscale")]
+        if one.get("rope_type") == "longrope" and any(short != long for short, long in pairs):
+            return one["original_max_position_embeddings"]
+        if "dynamic" in str(one.get("rope_type")):
+            return config.max_position_embeddings
+    return None
 
 
-_LONGROPE = ("factor", "mscale")
+def check_rope_types(config: Any) -> None:
+    """Raise :class:`ConfigError` for a configuration whose ``rope_scaling`` is of a type unknown to transformers."""
+    text, is_own = config.get_text_config(decoder=True), type(config).__module__.startswith("transformers_modules")
+    for kind in (one.get("rope_type") or "default" for one in _rope_parameters(text)):
+        if not (kind in ROPE_INIT_FUNCTIONS or hasattr(text, f"_validate_{kind}_rope_parameters") or is_own):
+            raise ConfigError(
+                f"rope_scaling in config.json has the type {shown(kind)}, which is unknown to this version of "
+                f"transformers: it must be one of default, {', '.join(ROPE_INIT_FUNCTIONS)}"
+            )
 
 
-def warn_of_fixed_rope_length(model: Any) -> None:
-    """Warn, once, that conversations end before the model's declared length: see :func:`fixed_rope_length`."""
-    if (length := fixed_rope_length(model)) is not None:
-        _warn_once(
-            "conversations with %s end at %d tokens, with max_tokens: the frequencies of its RoPE (LongRoPE or dynamic "
-            "NTK) change for all tokens of a longer one, so that its record would not be exact. For longer "
-            "conversations, fix the frequencies before loading: for LongRoPE, give short_factor and short_mscale the "
-            "values of long_factor and long_mscale in config.json, as vLLM does; in place of dynamic NTK, use yarn",
-            type(model).__name__,
-            length,
-        )
+def _rope_parameters(config: Any) -> Sequence[Mapping[str, Any]]:
+    parameters: Any = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
+    return cast("list[Mapping[str, Any]]", by_layer_type) or [parameters]
 
 
 def budget_within(limit: int | None, prompt: Sequence[int], room: int, limit_name: str, remedy: str = "") -> int:

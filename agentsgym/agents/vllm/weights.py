@@ -212,9 +212,9 @@ class ServerWeights:
         fixed = fixed_rope_length(self._generation.model)
         if fixed is not None and (server.context or 0) > fixed:
             raise ConfigError(
-                f"the vLLM server at {server.url} has a maximum context length of {server.context} tokens, but the "
-                f"frequencies of the model's RoPE change beyond {fixed}, and in a longer context, vLLM changes them "
-                f"for shorter conversations, too: start the server with --max-model-len {fixed}"
+                f"the vLLM server at {server.url} has a context of {server.context} tokens, but beyond {fixed}, the "
+                "frequencies of the model's RoPE change, in vLLM also those of shorter conversations: start the server "
+                f"with --max-model-len {fixed}"
             )
         longest = self._generation.max_completion_length
         if server.context is not None and longest is not None and server.context <= longest:

@@ -162,18 +162,18 @@ def score_labeled_only(model: Any) -> None:
 
 
 def check_head(model: Any, temperature: float) -> None:
-    """Check that TRL's fused head computes the log-probabilities that the model does, for states of large logits.
-
-    Raises:
-        ConfigError: The model changes its logits in a way that the head leaves out, such as a cap.
-    """
+    """Raise :class:`ConfigError` if TRL's fused head leaves out what the model does to its logits, such as a cap."""
     ids = torch.arange(2, 10, device=model.device)[None]
-    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with evaluation_mode(model), torch.no_grad():
-        largest = model(**arguments, use_cache=False).logits.abs().max().float()
+        largest = model(**inputs, use_cache=False).logits.abs().max()
         with replaced_states(trunk_of(model), lambda states: states * (100 / largest).to(states.dtype)):
-            logits = model(**arguments, use_cache=False).logits[:, :-1].float() / temperature
-            fused = model(**arguments, labels=ids, fused_lm_head=True).log_probs.float()
+            logits = model(**inputs, use_cache=False).logits[:, :-1].float() / temperature
+            try:
+                fused = model(**inputs, labels=ids, fused_lm_head=True).log_probs.float()
+            except Exception as error:
+                name = type(model).__name__
+                raise ConfigError(f"TRL's loss cannot run {name}: {type(error).__name__}: {error}") from error
     expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
     if (fused - expected).abs().max() > 0.05 * expected.abs().max():  # more than any rounding
         raise ConfigError(
