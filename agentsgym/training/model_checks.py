@@ -175,7 +175,7 @@ def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, acc
     if fixed_rope_length(model) is None:
         return
     length = cast("int", num_positions(model))
-    length -= length % (args.pad_to_multiple_of or 1)
+    length -= length % int(args.pad_to_multiple_of or 1)
     agent.context_length = min(length, getattr(agent, "context_length", None) or length)
     engine = args.vllm_max_model_length
     if args.use_vllm and args.vllm_mode == "colocate" and (engine is None or engine > length):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, ProcessorMixin
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -159,8 +159,8 @@ def check_rope_types(config: Any) -> None:
 
 def _rope_parameters(config: Any) -> Sequence[Mapping[str, Any]]:
     parameters: Any = getattr(config, "rope_parameters", None) or {}
-    by_layer_type = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
-    return cast("list[Mapping[str, Any]]", by_layer_type) or [parameters]
+    by_layer_type: list[Mapping[str, Any]] = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
+    return by_layer_type or [parameters]
 
 
 def budget_within(limit: int | None, prompt: Sequence[int], room: int, limit_name: str, remedy: str = "") -> int:

@@ -53,7 +53,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         self.tokenizer = tokenizer
         self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
         self._weights = EngineWeights(generation)
-        self.context_length: int = self.generation.llm.llm_engine.model_config.max_model_len
+        self.context_length = self.generation.llm.llm_engine.model_config.max_model_len
 
     def prepare(self, start: BatchStart) -> None:
         """Load new weights, and wake a sleeping engine, as ``VLLMPolicyAgent`` does. Collective."""
