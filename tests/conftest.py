@@ -23,6 +23,7 @@ RELAXED = (
     "tests/with_real_model",
     "tests/with_vllm",
     "tests/with_harnesses",
+    "tests/with_models",
     "agentsgym/training",
 )  # TRL and transformers warn for reasons of their own
 #: Of which module, and how its message begins: what trl and transformers call in each other, or in themselves.

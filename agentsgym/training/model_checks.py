@@ -152,7 +152,6 @@ def check_parts(
         check_config(args, accelerator.state.deepspeed_plugin)  # pyright: ignore[reportUnknownMemberType]
     shared_vocabulary_size(model, tokenizer)
     _check_precision(model, is_autocast=bool(args.bf16))
-    _settle_dropout(model, is_disabled=args.disable_dropout)
     if args.layout != "trajectory" and has_aux_loss:
         raise ConfigError(
             "layout='turn' makes the number of rows vary, so micro-batches are split, and the router's auxiliary loss "
@@ -170,6 +169,7 @@ def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, acc
 
     If the model's RoPE changes beyond some length, the context of any agent ends there.
     """
+    _settle_dropout(model, is_disabled=args.disable_dropout)
     if not is_sharded(accelerator):
         check_head(model, args.temperature)
     if fixed_rope_length(model) is None:

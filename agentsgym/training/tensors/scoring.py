@@ -162,23 +162,29 @@ def score_labeled_only(model: Any) -> None:
 
 
 def check_head(model: Any, temperature: float) -> None:
-    """Raise :class:`ConfigError` if TRL's fused head leaves out what the model does to its logits, such as a cap."""
-    ids = torch.arange(2, 10, device=model.device)[None]
+    """Raise :class:`ConfigError` if TRL's fused head leaves out what the model does to its logits, such as a cap.
+
+    The states are made so large that a cap matters.
+    """
+    name, ids = type(model).__name__, torch.arange(2, 10, device=model.device)[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with evaluation_mode(model), torch.no_grad():
-        largest = model(**inputs, use_cache=False).logits.abs().max()
-        with replaced_states(trunk_of(model), lambda states: states * (100 / largest).to(states.dtype)):
+        factor = 100 / model(**inputs, use_cache=False).logits.abs().max()
+        scale = model.get_output_embeddings().register_forward_pre_hook(lambda _, states: states[0] * factor)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        try:
             logits = model(**inputs, use_cache=False).logits[:, :-1].float() / temperature
-            try:
+        finally:
+            scale.remove()
+        try:
+            with replaced_states(trunk_of(model), lambda states: states * factor):
                 fused = model(**inputs, labels=ids, fused_lm_head=True).log_probs.float()
-            except Exception as error:
-                name = type(model).__name__
-                raise ConfigError(f"TRL's loss cannot run {name}: {type(error).__name__}: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"TRL's loss cannot run {name}: {type(error).__name__}: {error}") from error
     expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
     if (fused - expected).abs().max() > 0.05 * expected.abs().max():  # more than any rounding
         raise ConfigError(
-            f"TRL's loss computes other log-probabilities than {type(model).__name__}, which changes its logits in a "
-            "way that the loss leaves out; if that is a cap, such as logits_soft_cap in the model's configuration, set "
+            f"TRL's loss computes other log-probabilities than {name}, which changes its logits in a way that the loss "
+            "leaves out; if that is a cap, such as logits_soft_cap in the model's configuration, set "
             "model.config.final_logit_softcapping to the same number, which the loss reads"
         )
 
