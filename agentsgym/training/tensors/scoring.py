@@ -184,8 +184,8 @@ def check_head(model: Any, temperature: float) -> None:
     if (fused - expected).abs().max() > 0.05 * expected.abs().max():  # more than any rounding
         raise ConfigError(
             f"TRL's loss computes other log-probabilities than {name}, which changes its logits in a way that the loss "
-            "leaves out; if that is a cap, such as logits_soft_cap in the model's configuration, set "
-            "model.config.final_logit_softcapping to the same number, which the loss reads"
+            "leaves out; if that is a cap or a factor with a name of its own, such as logits_soft_cap, set "
+            "config.final_logit_softcapping to the cap or config.logit_scale to the factor, which the loss reads"
         )
 
 
