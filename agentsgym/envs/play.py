@@ -26,8 +26,8 @@ OnFinish = Callable[[Trajectory], None]
 def limit_context(trials: Sequence[Trial], agent: Any) -> None:
     """Let trials that have not started end where the agent's context is full."""
     for trial in trials:
-        context: int | None = getattr(agent, "context_length", None)
-        trial.budget = trial.exchange.budget = dataclasses.replace(trial.budget, context=context)
+        budget = dataclasses.replace(trial.budget, context=getattr(agent, "context_length", None))
+        trial.budget = trial.exchange.budget = budget
 
 
 def prepare_play(

@@ -170,11 +170,8 @@ def check_head(model: Any, temperature: float) -> None:
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with evaluation_mode(model), torch.no_grad():
         factor = 100 / model(**inputs, use_cache=False).logits.abs().max()
-        scale = model.get_output_embeddings().register_forward_pre_hook(lambda _, states: states[0] * factor)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-        try:
+        with model.get_output_embeddings().register_forward_pre_hook(lambda _, states: states[0] * factor):  # pyright: ignore[reportUnknownLambdaType]
             logits = model(**inputs, use_cache=False).logits[:, :-1].float() / temperature
-        finally:
-            scale.remove()
         try:
             with replaced_states(trunk_of(model), lambda states: states * factor):
                 fused = model(**inputs, labels=ids, fused_lm_head=True).log_probs.float()
