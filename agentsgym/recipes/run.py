@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import PartialState
-from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback
 from trl import get_peft_config
 
 from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.agents.policy.loading import load_model
+from agentsgym.agents.policy.model import tokenizer_in
+from agentsgym.agents.policy.saving import restore, save_processor, source_of
+from agentsgym.agents.policy.text_path import spare_layers
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import evaluate_mixed
 from agentsgym.evaluation.run import evaluate
@@ -30,12 +34,14 @@ from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_trans
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.runs import claim, new_run_name
+from agentsgym.training._trl import check_experts
 from agentsgym.training.model_checks import check_vllm
 from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from peft import PeftConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
     from trl import ModelConfig
 
@@ -46,6 +52,12 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 _MAX_CONCURRENT = 256
+
+
+def refuse_source_in(output: Path, source: str) -> None:
+    """Raise :class:`ConfigError` if the output folder holds the model that a run would be trained from."""
+    if Path(source or "/").exists() and Path(source).resolve().is_relative_to(output.resolve()):
+        raise ConfigError(f"output_dir={str(output)!r} holds the model, {source}: train into another folder")
 
 
 class TrainingRun:
@@ -81,6 +93,7 @@ class TrainingRun:
         evaluations: Results of :meth:`evaluate`, by name.
         run_name: Name of the run in its rollout store.
         peft_config: PEFT configuration of the adapters to train; None to train the weights.
+        keeps_dtypes: Whether ``model/`` has the dtypes of the folder that the policy was loaded from; False by default.
     """
 
     def __init__(
@@ -112,10 +125,14 @@ class TrainingRun:
         is_pair: Check = lambda value: isinstance(value, tuple) and len(cast("Any", value)) == 2  # noqa: E731
         require("TrainingRun(policy)", policy, is_pair, "a model and its tokenizer, as tiny_policy(…) returns")
         check_vllm(args)
+        check_experts(policy[0], args)
         self.model: Any  # with adapters, a PeftModel
-        self.model, self.tokenizer = policy
+        self.model, self._processing_class = policy
+        self.tokenizer = tokenizer_in(self._processing_class)
+        self._source, self.keeps_dtypes = source_of(self.model), False
         self.args = args
         self.output = Path(args.output_dir or "outputs")
+        refuse_source_in(self.output, self._source)
         self.phases = Phases(is_quiet=not self.is_main)
         self.evaluations: dict[str, Evaluation] = {}
         self._unit = unit
@@ -131,7 +148,9 @@ class TrainingRun:
                 output=self.output,
                 overwrite=overwrite,
             )
-        self.peft_config = get_peft_config(model_config) if model_config else None
+        self.peft_config: PeftConfig | None = (
+            spare_layers(get_peft_config(model_config), self.model) if model_config else None
+        )
         if args.use_vllm and getattr(self.model, "is_loaded_in_4bit", False):
             raise ConfigError("load_in_4bit cannot be combined with use_vllm: vLLM would receive packed 4-bit weights")
         if self.is_main:
@@ -247,7 +266,7 @@ class TrainingRun:
         # use_cpu as in training: without an accelerator ranks form a process group only if it is set, and the settings
         # created last decide that for the whole process.
         shared = {"seed": self.args.seed, "disable_tqdm": True}
-        shared |= {name: getattr(self.args, name) for name in ("use_cpu", "bf16", "fp16")}
+        shared |= {name: getattr(self.args, name) for name in ("use_cpu", "bf16", "fp16", "router_aux_loss_coef")}
         config = tiny_imitation_config(num_steps, **(shared | settings))
         if self.peft_config is not None and not hasattr(self.model, "merge_and_unload"):
             from peft import get_peft_model  # noqa: PLC0415  # an extra
@@ -328,7 +347,7 @@ class TrainingRun:
         if self.args.beta or self.args.use_vllm:  # the trainer needs a path, for a reference model or for vLLM
             self.save_policy("start")
             PartialState().wait_for_everyone()
-            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")  # pyright: ignore[reportUnknownMemberType]
+            self.model = load_model(str(self.output / "start"))[0]
         trainer = GRPOEnvTrainer(
             self.model,
             env,
@@ -370,8 +389,11 @@ class TrainingRun:
         """Save the policy and its tokenizer in a folder of ``output``, on the first rank."""
         if not self.is_main:
             return
-        self.model.save_pretrained(self.output / folder)
-        self.tokenizer.save_pretrained(self.output / folder)  # pyright: ignore[reportUnknownMemberType]
+        place = self.output / folder
+        self.model.save_pretrained(place)
+        self.tokenizer.save_pretrained(place)
+        save_processor(self._processing_class, self.model, place)
+        restore(self.model, place, self._source, keeps_dtypes=self.keeps_dtypes and folder == "model")
 
     def write_transcripts(self, *names: str) -> None:
         """Write the episodes of evaluations as text to ``transcripts_<name>.txt``, on the first rank."""

@@ -22,7 +22,7 @@ from agentsgym.fields import is_int
 from agentsgym.recipes.environments import Worlds
 from agentsgym.recipes.from_values import imitation_values, model_settings, training_settings
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
-from agentsgym.recipes.run import TrainingRun
+from agentsgym.recipes.run import TrainingRun, refuse_source_in
 from agentsgym.recipes.scripts import load_policy
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.warm_start import open_store, play_demonstrations, player_of, stored_demonstrations
@@ -148,6 +148,7 @@ class PreparedRun:
         if self.run.args.eval_strategy != "no":
             text = "must be no: the policy is evaluated before and after training, as set in 'evaluation'"
             raise PlacedError(("training", "eval_strategy"), text)
+        self.run.keeps_dtypes = "dtype" not in self.recipe.model_settings
         with held(self.run.output) if self.run.is_main else nullcontext():
             try:
                 self.evaluate_references()
@@ -283,6 +284,7 @@ def _loaded_policy(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     beside = recipe.folder / recipe.model
     source = str(beside) if beside.is_dir() else recipe.model
     with _in_section("model"):
+        refuse_source_in(Path(args.output_dir or ""), source)
         return load_policy(source, models, trust_remote_code=args.trust_remote_code)
 
 

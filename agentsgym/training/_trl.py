@@ -11,10 +11,17 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from trl.trainer.utils import use_adapter
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from trl.trainer.utils import create_model_from_path, use_adapter  # pyright: ignore[reportUnknownVariableType]
 
+from agentsgym.agents.policy.loading import load_tokenizer, load_weights, naming_the_model
 from agentsgym.agents.policy.model import evaluation_mode
+from agentsgym.agents.policy.packaged import converted
+from agentsgym.agents.policy.saving import source_of
 from agentsgym.agents.policy.sharded import is_sharded, zero_stage
+from agentsgym.agents.policy.text_path import expose_decoder
+from agentsgym.errors import ConfigError
+from agentsgym.texts import shown
 from agentsgym.training import zero
 from agentsgym.training.tensors import scoring
 
@@ -34,6 +41,34 @@ def unused_reward(*_: Any, **__: Any) -> list[float | None]:
 
 
 unused_reward.__name__ = "environment"  # TRL names a column of the completions table after it
+
+
+def load(name_or_path: str, args: Any) -> Any:
+    """Load a model as TRL's trainer does, which needs the options in ``args`` from then on only for a reference."""
+    options: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        options["device_map"] = None
+    args.model_init_kwargs = args.model_init_kwargs if args.beta else None
+    with naming_the_model(name_or_path):
+        return load_weights(converted(name_or_path), create_model_from_path, **options)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def load_own_tokenizer(model: Any, args: Any) -> Any:
+    """Load the tokenizer of the folder that a model is in or came from; a processor beside it is not needed."""
+    options: dict[str, Any] = (isinstance(model, str) and args.model_init_kwargs) or {}
+    return load_tokenizer(source_of(model), revision=options.get("revision"), trust_remote_code=args.trust_remote_code)
+
+
+def check_experts(model: Any, args: Any) -> None:
+    """Raise :class:`ConfigError` if TRL cannot compute the auxiliary loss of a mixture of experts."""
+    config = model.config.get_text_config()
+    given = args.router_aux_loss_coef
+    weight = getattr(config, "router_aux_loss_coef", 0.0) if given is None else given
+    if weight and hasattr(config, "output_router_logits") and not hasattr(config, "num_experts"):
+        raise ConfigError(
+            f"TRL cannot compute the router's auxiliary loss of a {config.model_type}, whose configuration has no "
+            "num_experts: set router_aux_loss_coef to 0"
+        )
 
 
 class NoTelemetry:
@@ -124,6 +159,7 @@ class TRLInterface:
         model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
         for scored in (model, *([] if reference is None else [self._trainer.accelerator.unwrap_model(reference)])):
             scoring.score_labeled_only(scored)
+            expose_decoder(scored)
         if not scoring.selects_labeled(model.device):
             chunked_logprob.TOKEN_CHUNK_SIZE = scoring.POSITIONS_AT_ONCE
 
@@ -165,6 +201,21 @@ class TRLInterface:
             yield
         finally:
             args.save_only_model = original
+
+    def check_adapters(self, folder: Path) -> None:
+        """Raise :class:`ConfigError` if a checkpoint's adapters, which PEFT would ignore, are on other layers."""
+        policy, file = self.policy(), folder / "adapter_model.safetensors"
+        if not file.is_file() or not hasattr(policy, "peft_config"):
+            return
+        from peft import get_peft_model_state_dict as adapters_in  # noqa: PLC0415  # pyright: ignore[reportUnknownVariableType]
+
+        keys = load_file(file), adapters_in(policy, save_embedding_layers=False)
+        saved, own = ({key for key in one if policy.base_model.prefix in key} for one in keys)
+        if saved != own:
+            raise ConfigError(
+                f"the adapters in {folder} are on other layers than this run's ({shown(sorted(saved ^ own), 120)}): "
+                "resume with the same class of model and the same target_modules and exclude_modules"
+            )
 
     def push_checkpoint(self, folder: Path) -> None:
         """Push a checkpoint to the hub, as configured."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import torch
@@ -62,10 +62,10 @@ def activation_bytes(model: Any, *, is_half: bool, recomputes: bool) -> int:
     a single layer, and the hidden states for all others.
     """
     config = model.config.get_text_config()
-    layers, hidden, inner = (
-        getattr(config, name, None) or 0 for name in ("num_hidden_layers", "hidden_size", "intermediate_size")
-    )
-    kept = 16 * hidden + 6 * inner
+    config = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config
+    layers, hidden = (getattr(config, name, None) or 0 for name in ("num_hidden_layers", "hidden_size"))
+    inner: Any = getattr(config, "intermediate_size", None) or 0  # or a list with one for each layer, as in Gemma 3n
+    kept = 16 * hidden + 6 * max(cast("list[int]", inner) if isinstance(inner, list) else [inner])
     size = 2 if is_half or model.dtype in (torch.bfloat16, torch.float16) else 4
     return size * (kept + layers * hidden if recomputes else layers * kept)
 

@@ -8,21 +8,19 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from pickle import UnpicklingError
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, str_to_bool  # pyright: ignore[reportUnknownVariableType]
 from datasets import IterableDataset
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig
 
 from agentsgym.agents.build import refuse_prompt_learning
-from agentsgym.agents.policy.loading import naming_the_model, warn_of_slow_bfloat16
-from agentsgym.agents.policy.model import check_rope_types, fixed_rope_length, num_positions, shared_vocabulary_size
-from agentsgym.agents.policy.packaged import converted
+from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
+from agentsgym.agents.policy.model import fixed_rope_length, num_positions, shared_vocabulary_size
+from agentsgym.agents.policy.saving import source_of
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import ROW_COLUMNS
@@ -30,6 +28,7 @@ from agentsgym.envs.datasets.environments import Environments
 from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import shown
+from agentsgym.training._trl import check_experts
 from agentsgym.training.selection.league import League
 from agentsgym.training.tensors.scoring import check_head
 from agentsgym.training.validation import check_environment
@@ -66,18 +65,16 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
     """Raise :class:`ConfigError` for a model or an adapter that cannot be used, or a missing reference model."""
     if isinstance(model, tuple):
         raise ConfigError("model must be a model or a path, got a tuple: write model, tokenizer = tiny_policy(…) first")
-    if isinstance(model, str):
-        own = cast("dict[str, Any]", args.model_init_kwargs or {})
-        with naming_the_model(model):
-            options = {"trust_remote_code": args.trust_remote_code, **own}
-            check_rope_types(AutoConfig.from_pretrained(converted(model), **options))
+    place = source_of(model)
+    if place and Path(args.output_dir or "").resolve() == Path(place).resolve():
+        raise ConfigError(f"output_dir is the folder of the model, {place}, which would be written over: set another")
     if isinstance(peft_config, Mapping):
         raise ConfigError("peft_config must be a configuration of PEFT, got a dict: pass LoraConfig(**peft_config)")
     adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
     refuse_prompt_learning(adapters)
     if peft_config is None and not isinstance(model, str) and not any(one.requires_grad for one in model.parameters()):
         raise ConfigError("no parameter of the model requires a gradient, so nothing would be trained")
-    if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
+    if args.beta != 0.0 and not adapters and not place:
         raise ConfigError(
             "beta requires a reference model, which TRL loads from the model's path, but this model has no path: save "
             "it with save_pretrained and load it with from_pretrained first"
@@ -85,16 +82,13 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
 
 
 @contextmanager
-def naming_causes(model: Any, args: GRPOEnvConfig) -> Generator[None]:
-    """Raise this package's errors for a missing vLLM, of which TRL's extra has other versions, and damaged weights."""
+def naming_causes(args: GRPOEnvConfig) -> Generator[None]:
+    """Raise this package's error for a missing vLLM, of which TRL's extra has other versions."""
     try:
         yield
     except ImportError:
         check_vllm(args)
         raise
-    except (UnpicklingError, SafetensorError):
-        with naming_the_model(str(model)):
-            raise
 
 
 def check_vllm(args: GRPOEnvConfig) -> None:
@@ -151,6 +145,7 @@ def check_parts(
             )
         check_config(args, accelerator.state.deepspeed_plugin)  # pyright: ignore[reportUnknownMemberType]
     shared_vocabulary_size(model, tokenizer)
+    check_experts(model, args)
     _check_precision(model, is_autocast=bool(args.bf16))
     if args.layout != "trajectory" and has_aux_loss:
         raise ConfigError(

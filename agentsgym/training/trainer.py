@@ -17,13 +17,13 @@ from trl import GRPOTrainer
 
 from agentsgym.agents.build import build_policy
 from agentsgym.agents.policy.model import tokenizer_in
-from agentsgym.agents.policy.packaged import converted
+from agentsgym.agents.policy.text_path import freeze_beyond_text, spare_layers
 from agentsgym.batch.views import round_up
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import all_gather_objects, count_real_rollouts, gather_to_main, raise_on_all_ranks
 from agentsgym.statistics.metrics import Evaluation, summarize_outcomes
-from agentsgym.training._trl import TRLInterface, unused_reward
+from agentsgym.training._trl import TRLInterface, load, load_own_tokenizer, unused_reward
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.asynchronous import AsyncRolloutGenerator
 from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation, packed_values, unpacked_values
@@ -159,24 +159,30 @@ class GRPOEnvTrainer(RestartableTrainer):
         check_leagues(env, callbacks or ())
         check_sampling(agent, model, args)
         check_model(model, args, peft_config)
-        if processing_class is None and env is not None:
-            processing_class = env.tokenizer
-        with naming_causes(model, args):
+        if processing_class is None:
+            processing_class = load_own_tokenizer(model, args) if env is None else env.tokenizer
+        self._given_processing_class = processing_class
+        settings = args.for_trl()
+        if isinstance(model, str):
+            model = load(model, settings)
+        with naming_causes(args):
             super().__init__(
-                model=converted(model) if isinstance(model, str) else model,
+                model=model,
                 reward_funcs=unused_reward,
-                args=args.for_trl(),
+                args=settings,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=tokenizer_in(processing_class),
                 callbacks=callbacks,
                 optimizers=optimizers,
-                peft_config=peft_config,
+                peft_config=spare_layers(peft_config, model),
             )
         self.args.vllm_server_base_url = args.vllm_server_base_url  # TRL received only the first of several servers
-        self.args.reward_weights = args.reward_weights  # TRL received none
+        self.args.reward_weights, self.args.model_init_kwargs = args.reward_weights, args.model_init_kwargs  # likewise
         self._trl = TRLInterface(self)
         self._trl.set_up()
+        if args.ddp_find_unused_parameters is None:
+            freeze_beyond_text(self._trl.policy())
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
         self.curriculum = curriculum

@@ -38,6 +38,15 @@ DELTA = {
     "linear_value_head_dim": 8,
     "shared_expert_intermediate_size": 16,
 }
+GEMMA4 = {
+    "global_head_dim": 16,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "top_k_experts": 1,
+}
 MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
 
 KEPT, STEPPED, ALONE, UNCACHED = "kept", "kept, with a forward pass for each new token", "prefilled again", "run again"
@@ -61,6 +70,16 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma3": (
         "gemma3_text",
         GROUPED | UNTIED | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        KEPT,
+    ),
+    # layers whose numbers of key and value heads differ, experts beside a dense layer
+    "gemma4": (
+        "gemma4_text",
+        GROUPED
+        | UNTIED
+        | EXPERTS
+        | GEMMA4
+        | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
         KEPT,
     ),
     "gpt_oss": ("gpt_oss", GROUPED | EXPERTS | {"sliding_window": 4}, KEPT),

@@ -105,12 +105,12 @@ def trainer_of(
     env_class: type[GuessNumber] = GuessNumber,
     **changes: Any,
 ) -> GRPOEnvTrainer:
-    """A trainer of the guessing game; ``eval_dataset``, ``agent`` and settings among the changes."""
+    """A trainer of the guessing game; ``model``, ``eval_dataset``, ``agent`` and settings among the changes."""
     model, tokenizer = policy(weights, num_layers=num_layers)
     parts = ("eval_dataset", "agent", "callbacks", "peft_config", "curriculum", "distillation", "demonstrations")
     own = {name: changes.pop(name) for name in parts if name in changes}
     return GRPOEnvTrainer(
-        model,
+        changes.pop("model", model),
         env_class(tokenizer, env_config),
         settings(folder, **changes),
         train_dataset=tasks() if dataset is None else dataset,

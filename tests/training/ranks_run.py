@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
-from games import demonstrated, logged, policy, tasks, trainer_of
+from games import RECOMPUTED, demonstrated, logged, policy, tasks, trainer_of
 from judged import Ranked
 from launch import leave
 from peft import LoraConfig
 from programs import SayBlueTwice
 from stock import Recorded, stock_trainer
+from whole_models import Lengths, whole
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import PolicyAgent
@@ -162,6 +163,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     # Each rank draws its own demonstrations; here there is only one to draw.
     "imitating": {"demonstrations": demonstrated(1, batch_size=2), "gradient_accumulation_steps": 3, "max_steps": 2},
+    # Without gradients of the vision tower, DDP would wait for them.
+    "towers": {"whole": "gemma3", "env_class": Lengths, **RECOMPUTED},
     "programs": {"env_class": SayBlueTwice, "layout": "turn"},
     "ranked": {"env_class": Ranked, "per_device_train_batch_size": 8},  # each rank judges a complete task group
     "shown": {"log_completions": True, "max_steps": 1},
@@ -227,6 +230,8 @@ def outcome(name: str, folder: Path) -> dict[str, Any]:
     if "per_device_eval_batch_size" in changes:
         changes["per_device_eval_batch_size"] //= NUM_RANKS
     sampler = changes.pop("sampled_by", None)
+    if "whole" in changes:
+        changes["model"] = whole(changes.pop("whole"))
     torch.manual_seed(0)  # of the adapters
     trainer = trainer_of(folder / name, **{"max_steps": 2, "per_device_train_batch_size": own, **changes})
     if sampler is not None:

@@ -15,7 +15,7 @@ from agentsgym.training import memory
 from agentsgym.training.memory import activation_bytes, free_memory
 
 
-def model(**sizes: int) -> Any:
+def model(**sizes: int | list[int]) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(**sizes)), dtype=torch.float32
     )
@@ -27,6 +27,12 @@ def test_the_estimate_is_what_was_measured_of_smollm2() -> None:
     assert activation_bytes(smollm2, is_half=False, recomputes=False) == pytest.approx(2.2e6, rel=0.05)
     assert activation_bytes(smollm2, is_half=True, recomputes=True) < 1e5
     assert activation_bytes(model(hidden_size=8), is_half=True, recomputes=False) == 0
+
+
+def test_the_estimate_takes_the_widest_of_the_layers() -> None:
+    sizes, options = {"num_hidden_layers": 2, "hidden_size": 4}, {"is_half": True, "recomputes": False}
+    wide = activation_bytes(model(**sizes, intermediate_size=16), **options)
+    assert activation_bytes(model(**sizes, intermediate_size=[8, 16]), **options) == wide  # as Gemma 3n lists them
 
 
 def train(folder: Path) -> None:

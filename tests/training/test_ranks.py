@@ -19,6 +19,7 @@ TRAINED = [
     "ranked",
     "observed",
     "imitating",
+    "towers",
 ]
 REWRITTEN = ["rewritten", "rewritten_accumulated"]
 

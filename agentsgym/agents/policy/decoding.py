@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, is_recurrent
 from agentsgym.agents.policy.model import num_positions
+from agentsgym.agents.policy.text_path import without_adapters
 from agentsgym.versions import CACHE_NAMES
 
 _GROUPED = "agentsgym_grouped_sdpa"
@@ -75,16 +76,15 @@ AttentionMaskInterface.register(_GROUPED, ALL_MASK_ATTENTION_FUNCTIONS[_SDPA])  
 
 def has_grouped_sdpa(model: PreTrainedModel) -> bool:
     """Whether a model, without its adapters, uses grouped-query attention and transformers' own ``sdpa``."""
-    unwrapped: Any = model
-    if hasattr(unwrapped, "get_base_model"):
-        unwrapped = unwrapped.get_base_model()
+    unwrapped = without_adapters(model)
     config: Any = unwrapped.config
+    layer = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config  # Gemma 4's differ
     functions = getattr(sys.modules[type(unwrapped).__module__], "ALL_ATTENTION_FUNCTIONS", None)
     return (
         functions is ALL_ATTENTION_FUNCTIONS  # some models define their own functions
         and not config.sub_configs  # which may each have their own implementation
         and config._attn_implementation == _SDPA
-        and (getattr(config, "num_key_value_heads", None) or sys.maxsize) < getattr(config, "num_attention_heads", 0)
+        and (getattr(layer, "num_key_value_heads", None) or sys.maxsize) < getattr(layer, "num_attention_heads", 0)
     )
 
 
@@ -149,9 +149,7 @@ class Forward:
             call: What to call instead of the model, such as a wrapper; by default the model.
             grouped: Whether to avoid the copies for grouped heads when several tokens are run.
         """
-        unwrapped: Any = model
-        if hasattr(unwrapped, "get_base_model"):  # the forward method of adapters accepts any argument
-            unwrapped = unwrapped.get_base_model()
+        unwrapped = without_adapters(model)  # the forward method of adapters accepts any argument
         self.model, self.call, self.device, self.grouped = model, call or model, model.device, grouped
         self.name, limit = type(unwrapped).__name__, num_positions(model)
         self.last_position = None if limit is None else limit - 1

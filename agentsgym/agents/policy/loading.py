@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import logging
 import pickle
 import re
+import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils.hub import LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE
 
 from agentsgym.agents.policy.model import check_rope_types
 from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted
+from agentsgym.agents.policy.text_path import decoder_of
 from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
 logger = logging.getLogger(__name__)
 
+_ADAPTERS = "adapter_config.json"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # anything else can only be a path
 
 
@@ -66,7 +73,11 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     with naming_the_model(name_or_path):
-        tokenizer: Any = AutoTokenizer.from_pretrained(converted(name_or_path), **options)
+        folder = converted(name_or_path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
+    template = Path(folder) / LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE
+    if template.is_file():  # only processors read it
+        tokenizer.chat_template = json.loads(template.read_text(encoding="utf-8"))["chat_template"]
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -82,21 +93,82 @@ def load_model(
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = load_tokenizer(name_or_path, **source)
     folder = converted(name_or_path)
-    adapters = Path(folder) / "adapter_config.json"
+    adapters = Path(folder) / _ADAPTERS
     with naming_the_model(name_or_path):
         if not adapters.is_file():
-            check_rope_types(AutoConfig.from_pretrained(folder, **source))
-            return AutoModelForCausalLM.from_pretrained(folder, **source, **options), tokenizer
+            return load_weights(folder, **source, **options), tokenizer
         base: str | None = json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"]
         if base is None:
             raise ConfigError(f"{adapters} has no base_model_name_or_path: add the path or name of the base model")
-        model: Any = AutoModelForCausalLM.from_pretrained(adapted_base(base), **source, **options)
+        model = load_weights(adapted_base(base), **source, **options)
         try:
-            model.load_adapter(folder)
+            problem = _load_adapters(model, adapters.parent)
+        except ValueError:
+            problem = "they are on layers that it does not have"
         except RuntimeError as error:  # the shapes of tensors differ
-            reason = sentence_of(error, 300)
-            raise ConfigError(f"the adapters in {folder} do not fit their base model {base}: {reason}") from error
+            problem = sentence_of(error, 300)
+        if problem:
+            raise ConfigError(f"the adapters in {folder} do not fit their base model {base}: {problem}")
     return model, tokenizer
+
+
+def load_weights(folder: str, load: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Load a model as the class that its configuration names, or, if that cannot generate, as its ``AutoModel``.
+
+    ``load`` is called with the folder, the class as ``architecture``, and the options; by default, ``from_pretrained``.
+
+    Raises:
+        ConfigError: The class or the kind of its RoPE is unknown, the model has an encoder, or the weights are those of
+            another class.
+    """
+    source = {name: options[name] for name in ("revision", "trust_remote_code") if name in options}
+    config = cast("Any", AutoConfig).from_pretrained(folder, **source)
+    check_rope_types(config)
+    name: str = (config.architectures or [AutoModelForCausalLM.__name__])[0]
+    named: Any = getattr(transformers, name, None)
+    if named is None and not getattr(config, "auto_map", None):  # code that comes with the model
+        raise ConfigError(
+            f"transformers {transformers.__version__} has no class {shown(name)}, which config.json in {folder} "
+            "names in 'architectures': install a version that has it"
+        )
+    if config.is_encoder_decoder:
+        raise ConfigError(f"PolicyAgent requires a decoder-only model, got {name}")
+    can_generate = getattr(named, "can_generate", bool)()
+    is_fitting = can_generate and isinstance(config, getattr(named, "config_class", None) or object)
+    kind: Any = named if is_fitting else cast("Any", AutoModelForCausalLM)
+    start: Any = kind.from_pretrained if load is None else partial(load, architecture=named and kind)
+    model, found = start(folder, output_loading_info=True, **options)
+    missing = sorted(found["missing_keys"])
+    if missing and not is_deepspeed_zero3_enabled():  # which loads them in another way
+        raise ConfigError(
+            f"the weights in {folder} are not those of a {type(model).__name__}, which its config.json describes: "
+            f"{len(missing)} of its tensors are missing ({shown(missing, 120)})"
+        )
+    model.unread_tensors = found["unexpected_keys"]
+    return model
+
+
+def _load_adapters(model: Any, folder: Path) -> str | None:
+    """Load adapters, also those of the text-only class on the whole one or reversed, and return what does not fit."""
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file) if file.is_file() else {}
+    decoder, name = decoder_of(model)
+    layers = "|".join(child for child, _ in decoder.named_children())
+    prefix = re.compile(rf"base_model\.model\.(?:(?:model|language_model|text_model)\.){{1,2}}(?=(?:{layers})\.)")
+    renamed = {prefix.sub(f"base_model.model.{name}.", key): tensor for key, tensor in weights.items()}
+    with tempfile.TemporaryDirectory() as place:
+        if renamed.keys() != weights.keys():
+            modules = sorted((module for module, _ in model.named_modules()), key=len, reverse=True)
+            inner = [key.removeprefix("base_model.model.") for key in renamed]
+            targets = {next(module for module in modules if key.startswith(module)) for key in inner}
+            config = json.loads((folder / _ADAPTERS).read_text(encoding="utf-8"))
+            config |= {"target_modules": sorted(targets), "exclude_modules": None}
+            folder = Path(place)
+            (folder / _ADAPTERS).write_text(json.dumps(config), encoding="utf-8")
+            save_file(renamed, folder / file.name)
+        found = model.load_adapter(str(folder))
+    misfits = sorted({*found.missing_keys, *found.unexpected_keys})
+    return f"{len(misfits)} tensors have no counterpart ({shown(misfits, 120)})" if misfits else None
 
 
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -114,7 +186,7 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     return (model.float() if model.dtype == torch.bfloat16 and is_slow_in_bfloat16() else model), tokenizer
 
 
-@functools.cache
+@cache
 def is_slow_in_bfloat16() -> bool:
     """Whether this CPU multiplies matrices in bfloat16 at less than a third of the speed of float32.
 

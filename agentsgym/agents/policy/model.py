@@ -34,9 +34,14 @@ def check_is_model(model: Any, call: str) -> None:
 
 
 def tokenizer_in(processing_class: Any) -> Any:
-    """Return the tokenizer of a processor, since rollouts are text; any other value is returned unchanged."""
+    """Return the tokenizer of a processor, with its chat template; any other value is returned unchanged."""
     untyped: Any = processing_class
-    return untyped.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
+    if not isinstance(processing_class, ProcessorMixin):
+        return untyped
+    if getattr(untyped, "tokenizer", None) is None:
+        raise ConfigError(f"rollouts are text, but the {type(untyped).__name__} has no tokenizer: pass the model's")
+    untyped.tokenizer.chat_template = untyped.chat_template or untyped.tokenizer.chat_template
+    return untyped.tokenizer
 
 
 def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

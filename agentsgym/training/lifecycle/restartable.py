@@ -17,6 +17,7 @@ from accelerate import PartialState
 from safetensors.torch import load_model, save_model
 from trl import GRPOTrainer
 
+from agentsgym.agents.policy.saving import save_processor
 from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NonFiniteCheck
@@ -66,6 +67,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
     observers: list[BatchObserver]
     environments: Environments
     curriculum: Curriculum | None = None
+    _given_processing_class: Any = None  # may be a processor, of which the trainer has the tokenizer
 
     def _set_up_lifecycle(self) -> None:
         """Set up checkpoints, preemption and checks for NaN and infinity; called at the end of the constructor."""
@@ -164,6 +166,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             logger.warning(text, others[0])
         folder = self._resumed.folder
         if folder is not None:
+            self._trl.check_adapters(folder)
             load_checkpoint(folder, self.estimator, self.value_model)
             load_curriculum(folder, self.curriculum)
             groups_per_batch = cast("int", self.args.generation_batch_size) // cast("int", self.args.num_generations)
@@ -206,6 +209,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             if self.args.should_save:
                 folder = Path(output_dir or cast("str", self.args.output_dir))
                 save_checkpoint(folder, self.estimator, self.value_model)
+                save_processor(self._given_processing_class, self._trl.policy(), folder)
                 if _internal_call:
                     reference = self._trl.synced_reference()
                     save_run_state(folder, self.curriculum, self.generator.order, reference)

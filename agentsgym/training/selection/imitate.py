@@ -26,12 +26,13 @@ from trl import SFTConfig, SFTTrainer
 
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
 from agentsgym.agents.policy.model import check_is_model
+from agentsgym.agents.policy.text_path import expose_decoder, freeze_beyond_text
 from agentsgym.errors import ConfigError
 from agentsgym.fields import check_rollout, check_rollouts, is_bool, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.tokens.unknown_words import unknown_id, warn_of_unknown_words
-from agentsgym.training._trl import NoTelemetry
+from agentsgym.training._trl import NoTelemetry, check_experts
 from agentsgym.training.finite import NonFiniteCheck
 from agentsgym.types import Trajectory
 from agentsgym.versions import recompute_by_default
@@ -77,6 +78,7 @@ def imitate(
         raise ConfigError(f"imitate(args) must be TRL's SFTConfig or None, got a {type(args).__name__}")
     if args.packing:
         raise ConfigError("imitate builds its own training rows and does not support packing: set packing=False")
+    check_experts(model, args)
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
     check_ids(rows, model)
     problem = misfit(tokenizer, trajectories[0])
@@ -95,6 +97,9 @@ def imitate(
     sequential.dataset_kwargs = {"skip_prepare_dataset": True}
     warn_of_slow_bfloat16(model, is_autocast=bool(args.bf16))
     with _restoring_all_but_weights(model):
+        expose_decoder(model)
+        if args.ddp_find_unused_parameters is None:
+            freeze_beyond_text(model)
         trainer = _CheckedTrainer(
             model=model,
             args=sequential,
@@ -301,13 +306,18 @@ def _restoring_all_but_weights(model: PreTrainedModel) -> Generator[None]:
 
     The trainer's wrapper around ``forward`` is bound to this model, so a deep copy would still call the original.
     """
-    training, use_cache = model.training, model.config.use_cache
+    training, use_cache = model.training, getattr(model.config, "use_cache", None)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
     forwards = {module: vars(module).get("forward") for module in model.modules()}
     try:
         yield
     finally:
         model.train(training)
         model.config.use_cache = use_cache
+        if use_cache is None:  # models of images and text have it in another place
+            del vars(model.config)["use_cache"]
+        for weight in trained:
+            weight.requires_grad = True
         for module, forward in forwards.items():
             if forward is None:
                 vars(module).pop("forward", None)
