@@ -23,11 +23,12 @@ AT_MOST = {
     # Left: strip_reasoning and its fifteen uses, the second readings of ToolEnv, OpenEnv and judges, the manual's
     # last_nine.
     # Entered: contexts end episodes, RoPE that changes with the length and losses that leave logits' changes out are
-    # found before anything is played, two more kinds of cache are kept.
-    "lines of agentsgym": 72_140,
+    # found before anything is played, two more kinds of cache are kept; models of images and text stay whole.
+    # Left: nothing of that size. The next change must take 900 lines out before it adds one.
+    "lines of agentsgym": 72_850,
     # Entered: a case for each new user's mistake; 34 public families, their round trips and the other parser's reading.
     # Entered: every causal family of transformers is played and trained, from a table of facts.
-    "lines of tests": 83_430,
+    "lines of tests": 84_290,
     "lines of benchmarks": 11_600,
     "settings beyond TRL's": 27,
     "public names": 86,
