@@ -258,7 +258,7 @@ def trainer_of(
     env = game.make(tokenizer, paid=arm.paid)
     num_batches = num_episodes // game.batch_size
     args = GRPOEnvConfig(
-        output_dir=str(policy),  # nothing is written there
+        output_dir=str(policy / "run"),  # nothing is written there
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,

@@ -84,7 +84,7 @@ def stock_trainer(game: Game, door: Door, seed: int, policy: Path, num_episodes:
     by_turn = door.rows is not None
     group = NUM_ROLLOUTS + (door.rows or 0)
     args = GRPOConfig(
-        output_dir=str(policy),  # nothing is written there
+        output_dir=str(policy / "run"),  # nothing is written there
         report_to="none",
         use_cpu=True,
         bf16=False,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import utils
+from transformers import PreTrainedConfig, utils
 
 from agentsgym.agents.policy.decoding import Forward
 from agentsgym.versions import CACHE_NAMES, json_schema, recompute_by_default
@@ -41,7 +41,9 @@ def test_a_cache_is_passed_under_the_name_that_the_model_gives_it(name: str) -> 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(one, kind) for one in ("self", "input_ids", name)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    model: Any = type("Model", (), {"forward": forward, "__call__": forward, "device": "cpu"})()
+    model: Any = type(
+        "Model", (), {"forward": forward, "__call__": forward, "device": "cpu", "config": PreTrainedConfig()}
+    )()
     run = Forward(model)
     assert run.cache_name == name
     assert run([[1]], **{run.cache_name: "cache"})[name] == "cache"

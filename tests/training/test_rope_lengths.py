@@ -59,6 +59,7 @@ def test_no_row_is_longer_and_the_first_ratios_are_1(agent: Any, tmp_path: Path)
 def test_settings_that_reach_beyond_are_refused(changes: dict[str, Any], complaint: str | None) -> None:
     model, _ = dynamic_policy()
     values = {"use_vllm": False, "vllm_mode": "colocate", "vllm_max_model_length": None, "pad_to_multiple_of": None}
+    values |= {"disable_dropout": False, "temperature": 1.0}
     args: Any = SimpleNamespace(**values | changes)
     accelerator: Any = SimpleNamespace(distributed_type=DistributedType.FSDP)  # whose head is not run
     if complaint is None:

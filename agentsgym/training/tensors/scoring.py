@@ -166,7 +166,8 @@ def check_head(model: Any, temperature: float) -> None:
 
     The states are made so large that a cap matters.
     """
-    name, ids = type(model).__name__, torch.arange(2, 10, device=model.device)[None]
+    name, size = type(model).__name__, getattr(model.config.get_text_config(), "vocab_size", None) or 8
+    ids = torch.arange(8, device=model.device)[None] % size
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with evaluation_mode(model), torch.no_grad():
         factor = 100 / model(**inputs, use_cache=False).logits.abs().max()
