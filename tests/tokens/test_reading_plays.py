@@ -202,7 +202,7 @@ def test_a_thought_beside_a_call_without_a_form_is_shown_as_it_was_written(name:
 
 @pytest.mark.parametrize("before", ["<example>", "<!--", '"""', '{"calls": [1,'])
 def test_a_call_inside_something_that_is_open_is_quoted(before: str) -> None:
-    assert read("qwen3", f"So:\n{before}\n{JSON}").tool_calls == () or before.startswith("{")
+    assert read("qwen3", f"So:\n{before}\n{JSON}").tool_calls == ()
     assert read("qwen3", f"{before}\n{JSON}").tool_calls == ()
 
 

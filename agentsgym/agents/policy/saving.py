@@ -46,7 +46,7 @@ def save_processor(given: Any, model: Any, folder: Path) -> None:
 def _find(source: str, name: str) -> Path | None:
     try:
         return Path(str(cached_file(source, name))) if source else None
-    except OSError:  # there is no such file, or the folder is gone
+    except OSError:  # the file or the folder does not exist
         return None
 
 

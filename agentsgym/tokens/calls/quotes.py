@@ -1,4 +1,4 @@
-"""Find calls that an answer in text only quotes: without token ids, a marker is no more than its letters."""
+"""Find the calls that a text answer merely quotes: without token ids, nothing distinguishes a marker from text."""
 
 from __future__ import annotations
 

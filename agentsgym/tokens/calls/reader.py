@@ -221,7 +221,10 @@ class AnswerReader:
             return text
         parts = itertools.groupby(token_ids, key=self._added_ids.__contains__)
         pieces = [(is_added, self._decoded([*ids])) for is_added, ids in parts]
-        return "".join(piece if is_added else self._added.sub(_spelled, piece) for is_added, piece in pieces)
+        return "".join(
+            piece if is_added else self._added.sub(lambda found: _spelled(found[0]), piece)
+            for is_added, piece in pieces
+        )
 
     def without_controls(self, text: str) -> str:
         """Remove special tokens from a decoded answer."""
@@ -285,7 +288,7 @@ class AnswerReader:
             "|".join(dict.fromkeys(getattr(one, end).pattern for one in (*forms, HERMES)))
             for end in ("opens", "closes")
         )
-        return without_quotes(text, opens, closes, lambda mark: f"{mark[0]}{SPELLED}{mark[1:]}")
+        return without_quotes(text, opens, closes, _spelled)
 
     def better(self, answer: Answer | None, text: str) -> Answer | None:
         """Return an answer in text, or how it reads with calls as JSON if that has more well-formed ones."""
@@ -488,8 +491,8 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or NEVER.pattern)
 
 
-def _spelled(found: re.Match[str]) -> str:
-    return f"{found[0][0]}{SPELLED}{found[0][1:]}"
+def _spelled(mark: str) -> str:
+    return f"{mark[0]}{SPELLED}{mark[1:]}"
 
 
 def _unspelled(value: Any) -> Any:

@@ -58,11 +58,11 @@ class _Found(NamedTuple):
     """A call outside the format of its template.
 
     Attributes:
-        start: The index at which it begins in the text.
+        before: The text before it.
         calls: The calls, with the kind of their repair.
     """
 
-    start: int
+    before: str
     calls: list[ToolCall]
 
 
@@ -88,11 +88,8 @@ def with_repairs(answer: Answer, form: object, tools: _Tools, *, is_strict: bool
     if found is not None and _are_valid(found.calls, tools):
         if is_strict:
             return dataclasses.replace(answer, calls=(malformed_call(MalformedCallError(_UNEXPECTED)),))
-        before = text[: found.start]
-        if answer.is_open and isinstance(form, MarkedForm) and form.wraps is not None:
-            before = form.wraps.sub("", before)
         kept = "reasoning" if answer.is_open else "content"
-        return dataclasses.replace(answer, **{kept: before.rstrip()}, calls=tuple(found.calls))
+        return dataclasses.replace(answer, **{kept: found.before.rstrip()}, calls=tuple(found.calls))
     if answer.is_open or answer.calls or not (answer.is_marked or _is_meant(text, found, schemas)):
         return answer
     problem = next((error for call in found.calls if (error := check_call(call, tools))), None) if found else None
@@ -118,7 +115,7 @@ def _are_valid(calls: Sequence[ToolCall], tools: _Tools) -> bool:
 
 def _is_meant(text: str, found: _Found | None, schemas: ArgumentSchemas) -> bool:
     """Whether an answer is a call of a known tool, or has a line with the beginning of one that is not complete."""
-    if found is not None and any(call.repair == OPENING_TAG or not text[: found.start].strip() for call in found.calls):
+    if found is not None and any(call.repair == OPENING_TAG or not found.before.strip() for call in found.calls):
         return any(call.name in schemas for call in found.calls)
     end = 0
     for begin in _FUNCTION.finditer(text):
@@ -141,7 +138,7 @@ def _in_thought(text: str, form: object, schemas: ArgumentSchemas) -> _Found | N
         inner = form.answer("", text[begin.start() :], schemas)
         if inner.content.strip() or inner.reasoning is not None:
             return None
-        return _Found(begin.start(), [dataclasses.replace(call, repair=OPEN_THOUGHT) for call in inner.calls])
+        return _Found(before, [dataclasses.replace(call, repair=OPEN_THOUGHT) for call in inner.calls])
     return None
 
 
@@ -160,7 +157,7 @@ def _tagged(text: str, schemas: ArgumentSchemas, read: Read) -> _Found | None:
     except MalformedCallError as error:
         calls = [malformed_call(error, begin[1].strip())]
     start = _FENCE.search(before).start() if is_fenced else begin.start()  # type: ignore[union-attr]
-    return _Found(start, [dataclasses.replace(call, repair=OPENING_TAG) for call in calls])
+    return _Found(text[:start], [dataclasses.replace(call, repair=OPENING_TAG) for call in calls])
 
 
 def _written_plainly(text: str) -> _Found | None:
@@ -173,7 +170,7 @@ def _written_plainly(text: str) -> _Found | None:
         end = text.rfind("]") + 1
         calls = python_calls(text[begin.end() : end], escaped_string)
         return (
-            _Found(begin.start(), [dataclasses.replace(one, repair=BARE) for one in calls])
+            _Found(text[: begin.start()], [dataclasses.replace(one, repair=BARE) for one in calls])
             if ends.fullmatch(text, end)
             else None
         )
@@ -190,7 +187,7 @@ def _written_plainly(text: str) -> _Found | None:
         return None
     if not values or not all(map(_has_arguments, values)):
         return None
-    return _Found(begin.start(), [_call_of(one, kind) for one in values])
+    return _Found(text[: begin.start()], [_call_of(one, kind) for one in values])
 
 
 def _values(text: str) -> tuple[list[Any], int]:

@@ -176,14 +176,16 @@ def check_head(model: Any, temperature: float) -> None:
         try:
             with replaced_states(trunk_of(model), lambda states: states * factor):
                 fused = model(**inputs, labels=ids, fused_lm_head=True).log_probs.float()
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             raise ConfigError(f"TRL's loss cannot run {name}: {type(error).__name__}: {error}") from error
     expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
     if (fused - expected).abs().max() > 0.05 * expected.abs().max():  # more than any rounding
         raise ConfigError(
-            f"TRL's loss computes other log-probabilities than {name}, which changes its logits in a way that the loss "
-            "leaves out; if that is a cap or a factor with a name of its own, such as logits_soft_cap, set "
-            "config.final_logit_softcapping to the cap or config.logit_scale to the factor, which the loss reads"
+            f"TRL's loss computes other log-probabilities than {name}, because it ignores a change that the model "
+            "makes to its logits: set config.final_logit_softcapping to the cap, if it is one under another name (such as "
+            "logits_soft_cap), or config.logit_scale to the factor"
         )
 
 
