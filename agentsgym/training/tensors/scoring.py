@@ -184,8 +184,8 @@ def check_head(model: Any, temperature: float) -> None:
     if (fused - expected).abs().max() > 0.05 * expected.abs().max():  # more than any rounding
         raise ConfigError(
             f"TRL's loss computes other log-probabilities than {name}, because it ignores a change that the model "
-            "makes to its logits: set config.final_logit_softcapping to the cap, if it is one under another name (such as "
-            "logits_soft_cap), or config.logit_scale to the factor"
+            "makes to its logits: set config.final_logit_softcapping to the cap, if it is one under another name (such "
+            "as logits_soft_cap), or config.logit_scale to the factor"
         )
 
 
