@@ -164,7 +164,7 @@ def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, acc
 
     If the model's RoPE changes beyond some length, the context of any agent ends there.
     """
-    _settle_dropout(model, is_disabled=args.disable_dropout)
+    _settle_draws(model, is_disabled=args.disable_dropout)
     if not is_sharded(accelerator):
         check_head(model, args.temperature)
     if fixed_rope_length(model) is None:
@@ -180,21 +180,33 @@ def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, acc
         )
 
 
-def _settle_dropout(model: nn.Module, *, is_disabled: bool) -> None:
-    """Warn about dropout, or turn off what TRL leaves on: probabilities of modules other than ``nn.Dropout``."""
+def _settle_draws(model: nn.Module, *, is_disabled: bool) -> None:
+    """Warn about dropout and jitter, or turn off what TRL leaves on: probabilities of modules except ``nn.Dropout``."""
     found = [
         (part, name)
         for part in model.modules()
         for name, value in vars(part).items()
-        if ("dropout" in name or (name == "p" and isinstance(part, nn.Dropout))) and isinstance(value, float) and value
+        if ("dropout" in name or name in _NOISE or (name == "p" and isinstance(part, nn.Dropout)))
+        and isinstance(value, float)
+        and value
     ]
     if found and not is_disabled:
         logger.warning(
-            "the policy has dropout, which is off while rollouts are sampled and scored but on in the loss, so the "
-            "importance ratios and the KL term are noisy: set disable_dropout=True to turn it off"
+            "the policy has dropout or jitter, which is off while rollouts are sampled and scored but on in the loss, "
+            "so the importance ratios and the KL term are noisy: set disable_dropout=True to turn it off"
         )
     for part, name in found if is_disabled else ():
         setattr(part, name, 0.0)
+    for router in model.modules():
+        if type(router).__name__ == "PhimoeTopKRouter":  # in training, SparseMixer draws the experts
+            router.register_forward_pre_hook(_stop_drawing)
+
+
+_NOISE = {"jitter_noise", "input_jitter_noise", "moe_jitter_eps"}
+
+
+def _stop_drawing(router: nn.Module, _: Any) -> None:
+    router.eval()
 
 
 def _check_precision(model: PreTrainedModel, *, is_autocast: bool) -> None:

@@ -229,22 +229,23 @@ def test_dropout_is_no_gap_between_the_sampler_and_the_model(
     adapter = LoraConfig(r=4, lora_dropout=0.5, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     changes = {**correcting("geometric_mask"), "peft_config": adapter, "disable_dropout": disable_dropout}
     trainer = trainer_of(tmp_path, max_steps=1, **changes)
-    assert ("the policy has dropout" in caplog.text) != disable_dropout
+    assert ("the policy has dropout or jitter" in caplog.text) != disable_dropout
     trainer.train()
     assert logged(trainer, "sampling/cut_fraction") == [0.0]
 
 
+@pytest.mark.parametrize("name", ["attention_dropout", "jitter_noise"])
 @pytest.mark.parametrize("disable_dropout", [False, True])
 def test_dropout_that_is_no_module_is_seen_and_turned_off(
-    disable_dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    disable_dropout: bool, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, tokenizer = policy()
     attention = model.model.layers[0].self_attn
-    attention.attention_dropout = 0.5
+    setattr(attention, name, 0.5)
     args = settings(tmp_path, disable_dropout=disable_dropout)
     GRPOEnvTrainer(model, GuessNumber(tokenizer), args, tasks())
-    assert ("the policy has dropout" in caplog.text) != disable_dropout
-    assert attention.attention_dropout == (0.0 if disable_dropout else 0.5)
+    assert ("the policy has dropout or jitter" in caplog.text) != disable_dropout
+    assert getattr(attention, name) == (0.0 if disable_dropout else 0.5)
 
 
 @given(data=st.data())

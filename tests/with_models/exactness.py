@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
-from zoo import ESTIMATED, RECURRENT, TOKENIZER, build
+from zoo import RECURRENT, TOKENIZER, build
 
 from agentsgym import ConfigError, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv, PolicyAgent, SamplingParams, Trajectory
 from agentsgym.agents.policy import decoding_strategy
@@ -167,7 +167,7 @@ def _training(family: str, folder: Path, *, adapts: bool = False) -> str:
         error = trained(family, folder, adapts=adapts)
     except ConfigError:
         return "refused"
-    if error <= BOUND or family in ESTIMATED:
-        return "exact" if error <= BOUND else "own estimate"
+    if error <= BOUND:
+        return "exact"
     assert trained(family, folder / "double", adapts=adapts, dtype="float64") < ROUNDING
     return "rounding"

@@ -22,7 +22,6 @@ WHOLE: dict[str, dict[str, Any]] = _FACTS["whole"]
 TEXT: dict[str, dict[str, Any]] = {**{name: {} for name in _FACTS["plain"]}, **_FACTS["families"]}
 FAMILIES = sorted([*TEXT, *WHOLE])
 RECURRENT: list[str] = _FACTS["recurrent"]
-ESTIMATED: list[str] = _FACTS["estimated"]
 LEFT_OUT: dict[str, list[str]] = _FACTS["left_out"]
 
 _MARKS = {
