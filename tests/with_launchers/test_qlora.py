@@ -54,4 +54,4 @@ def test_vllm_is_refused_with_weights_of_4_bits(base: Path, tmp_path: Path, monk
     monkeypatch.setattr("agentsgym.training.model_checks.find_spec", lambda name: name)  # as if it were installed
     policy = load_policy(str(base), SETTINGS)
     with pytest.raises(ConfigError, match="load_in_4bit cannot be combined with use_vllm"):
-        TrainingRun(policy, settings(tmp_path, use_vllm=True), SETTINGS)
+        TrainingRun(policy, settings(tmp_path / "run", use_vllm=True), SETTINGS)
