@@ -1,4 +1,4 @@
-"""A web page that shows stored rollouts: per-token credit, task groups side by side, and what-if advantages.
+"""A web page that shows stored rollouts: per-token credit, task groups side by side, and learning curves.
 
 ::
 

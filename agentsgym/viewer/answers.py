@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -23,9 +22,8 @@ from agentsgym.store.columns import record_from_row
 from agentsgym.store.values import from_json
 from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.index import Index
-from agentsgym.viewer.plain import entries, mean_of, number, text_of
+from agentsgym.viewer.plain import mean_of, number, text_of
 from agentsgym.viewer.rollouts import TokenTexts, group_data, rollout_data
-from agentsgym.viewer.what_if import Request, WhatIf, choices, request_of, settings_as_dict, settings_of, turn_credit_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +37,6 @@ _SEARCH_S: Final = 10.0  # a longer search stops, and is reported as incomplete
 _PER_SEARCH: Final = 1024  # rollouts read at a time
 _BLOCK: Final = 128  # rollouts read together, as many as in a row group of a part
 _MAX_CACHED_BYTES: Final = 256 << 20  # of blocks
-_MAX_CACHED_BATCHES: Final = 64
 _PER_READ: Final = 1024  # rollouts whose tokens are in memory at the same time
 _MEANS: Final = {"advantages": "advantages", "surprisals": "logprobs", "entropies": "entropies"}
 _OUTCOME: Final = ("stop_reason", "success", "final_reward", "final_rewards")
@@ -74,7 +71,6 @@ class Answers:
         self._unfiltered = store.unfiltered
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, Any] = OrderedDict()
-        self._built = functools.lru_cache(_MAX_CACHED_BATCHES)(self._build)
 
     @property
     def title(self) -> str:
@@ -82,7 +78,7 @@ class Answers:
         return self.store.path.resolve().name or str(self.store.path)
 
     def list(self) -> dict[str, Any]:
-        """Return the list of rollouts by column, and the choices for :meth:`what_if`."""
+        """Return the list of rollouts by column."""
         shown, total, notes = len(self.index.rows), self.index.total, list[str]()
         if shown < total:
             notes.append(f"only the newest {shown:,} of {total:,} rollouts; a larger --limit shows more")
@@ -100,7 +96,6 @@ class Answers:
             "note": "; ".join(notes) or None,
             "columns": self.index.columns,
             "words": self.index.words,
-            "what_if": choices(has_calls=self.index.has_calls),
         }
 
     def rollout(self, row: int) -> dict[str, Any]:
@@ -121,16 +116,15 @@ class Answers:
             ConfigError: The list does not contain the group.
             StoreError: A file is missing or damaged.
         """
-        rows = self._rows_of(key)
+        if key not in self.index.groups:
+            raise ConfigError(f"there is no task group {key} among the rollouts shown")
+        rows = self.index.groups[key]
         records = [self._record(row) for row in rows]
         first = records[0]
         environment = name_of_env(first.env_class_path, first.env_config or {}) or "unknown environment"
         generation = "" if first.generation is None else f"generation {first.generation}, "
         task = f"task {first.trajectory.task_index}" if first.group is None else f"task group {first.group}"
-        settings = settings_of(first)
-        return group_data(key, f"{environment}: {generation}{task}", rows, records) | {
-            "settings": None if settings is None else settings_as_dict(settings, turn_credit_of(first))
-        }
+        return group_data(key, f"{environment}: {generation}{task}", rows, records)
 
     def turns(self) -> dict[str, Any]:
         """Return reward, advantage, surprisal and entropy of every turn of every rollout.
@@ -165,49 +159,6 @@ class Answers:
                     rows.append(row)
             end -= len(part)
         return {"rows": sorted(rows), "complete": True}
-
-    def what_if(self, key: int, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return a task group's advantages under other settings: those of :func:`~agentsgym.viewer.what_if.request_of`.
-
-        Raises:
-            ConfigError: The list does not contain the group, a parameter is invalid, or the estimator cannot be
-                applied to these rollouts.
-            StoreError: A file is missing or damaged.
-        """
-        return self.what_if_of(key, request_of(parameters, self.batch(key).settings))
-
-    def what_if_of(self, key: int, request: Request) -> dict[str, Any]:
-        """Return the result of :meth:`what_if` for a parsed request."""
-        rows, batch = self._rows_of(key), self.batch(key)
-        places = {row: index for index, row in enumerate(self.index.batch(key).rows)}
-        advantages = batch.advantages(request)
-        first = batch.records[places[rows[0]]]
-        return {
-            "settings": settings_as_dict(request.settings, request.turn_credit or turn_credit_of(first)),
-            "rows": rows,
-            "advantages": [entries(advantages[places[row]]) for row in rows],
-            "compared": len(batch.records),
-            "note": batch.note,
-        }
-
-    def batch(self, key: int) -> WhatIf:
-        """Return all rollouts with which a group's advantages are computed; the last batches are cached.
-
-        Raises:
-            ConfigError: The list does not contain the group.
-            StoreError: A file is missing or damaged.
-        """
-        self._rows_of(key)
-        found = self.index.batch(key)
-        return self._built((*found.rows,), (*found.groups,), found.is_training)
-
-    def _build(self, rows: Sequence[int], groups: Sequence[Hashable], is_training: bool) -> WhatIf:
-        return WhatIf([self._record(row) for row in rows], groups, is_training=is_training)
-
-    def _rows_of(self, key: int) -> list[int]:
-        if key not in self.index.groups:
-            raise ConfigError(f"there is no task group {key} among the rollouts shown")
-        return self.index.groups[key]
 
     def _record(self, row: int) -> StoredRollout:
         """Read a rollout of the folder, together with its neighbors; the last blocks are cached."""

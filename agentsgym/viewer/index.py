@@ -1,13 +1,12 @@
-"""The list of rollouts: its columns, and the rollouts that share a task group, a task or a generation batch."""
+"""The list of rollouts: its columns, and the rollouts that share a task group or a task."""
 
 from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import StoreError
@@ -18,46 +17,18 @@ from agentsgym.viewer.plain import number, text_of, truncate
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
 
-_KEYS: Final = ("run", "source", "agent", "env_class_path", "env_config", "step", "generation", "group", "task_index")
-_CONTEXT: Final = (*_KEYS, "task_data")
+_KEYS: Final = (
+    *("run", "source", "agent", "env_class_path", "env_config", "step", "generation", "group", "task_index"),
+    "task_data",
+)
 _COPIED: Final = (
     *("step", "generation", "task_index", "rollout_index", "seed", "num_turns", "num_tokens", "num_agent_tokens"),
     "final_reward",
 )
 _NAMED: Final = ("component_names", "final_components")
 _OUTCOMES: Final = ("won", "lost", "played", "failed")
-_MARGIN: Final = 4096  # rollouts before and after the list that may belong to one of its groups
-_MAX_CONTEXT: Final = 200_000  # rollouts in the list and the margin
 _MAX_TASK_CHARS: Final = 200
 _MAX_METRICS: Final = 16  # columns
-
-
-class Keys(NamedTuple):
-    """Keys that are equal for related rollouts.
-
-    Attributes:
-        group: The key of the task group.
-        task: The key of the task, which includes its environment.
-        batch: The key of the rollouts whose advantages were computed together; None outside training.
-    """
-
-    group: Hashable
-    task: Hashable
-    batch: Hashable
-
-
-class Batch(NamedTuple):
-    """Rollouts whose advantages are computed together: a generation batch, or a task group outside training.
-
-    Attributes:
-        rows: The indices of the rollouts in the folder, including rollouts beyond the list.
-        groups: The task group of each rollout.
-        is_training: Whether the rollouts belong to training.
-    """
-
-    rows: Sequence[int]
-    groups: Sequence[Hashable]
-    is_training: bool
 
 
 class Index:
@@ -69,7 +40,6 @@ class Index:
         columns: One value per rollout for each column; for columns in ``words``, indices into its lists.
         words: The distinct texts of each text column.
         groups: The rollouts of each task group by its key, as indices in the folder.
-        has_calls: Whether any listed rollout has a tree of calls.
     """
 
     def __init__(self, store: RolloutStore, limit: int) -> None:
@@ -79,22 +49,20 @@ class Index:
             StoreError: A file is missing or damaged.
         """
         view = store[max(0, len(store) - limit) :]
-        self._store = store
-        self._lock = threading.Lock()
         self.total = len(store)
         self.rows: Sequence[int] = view.rows
-        others = ("stop_reason", "success", "created_at", "info", "turn_parents")
-        values = _read(view, [*dict.fromkeys((*_CONTEXT, *_COPIED, *_NAMED, *others))])
-        self.has_calls = any(values["turn_parents"])
+        others = ("stop_reason", "success", "created_at", "info")
+        table = view.table([*dict.fromkeys((*_KEYS, *_COPIED, *_NAMED, *others))])
+        values = {name: table.column(name).to_pylist() for name in table.column_names}
         self.words: dict[str, list[str]] = {}
         self.columns: dict[str, list[Any]] = {"row": [*self.rows]}
         self._add_columns(values)
         groups: dict[Hashable, int] = {}
         tasks: dict[Hashable, int] = {}
         keys = [*_keys(values)]
-        self.columns["group"] = [groups.setdefault(key.group, len(groups)) for key in keys]
-        self.columns["task"] = [tasks.setdefault(key.task, len(tasks)) for key in keys]
-        self._keys = dict(zip(self.rows, keys, strict=True))
+        self.columns["group"] = [groups.setdefault(group, len(groups)) for group, _ in keys]
+        self.columns["task"] = [tasks.setdefault(task, len(tasks)) for _, task in keys]
+        self._shown = frozenset(self.rows)
         self.groups: dict[int, list[int]] = defaultdict(list)
         for row, group in zip(self.rows, self.columns["group"], strict=True):
             self.groups[group].append(row)
@@ -125,37 +93,7 @@ class Index:
         self.words[name] = [*places]
 
     def __contains__(self, row: int) -> bool:
-        return row in self._keys
-
-    def batch(self, group: int) -> Batch:
-        """Find the rollouts with which a task group's advantages are computed, by the group's key.
-
-        Raises:
-            StoreError: A file is missing or damaged.
-        """
-        first = self._keys[self.groups[group][0]]
-        with self._lock:
-            keys, batches = self._context
-        rows = batches[first.batch or first.group]
-        return Batch(rows=rows, groups=[keys[row].group for row in rows], is_training=first.batch is not None)
-
-    @functools.cached_property
-    def _context(self) -> tuple[Mapping[int, Keys], Mapping[Hashable, list[int]]]:
-        """The keys of the rollouts in and around the list, and these rollouts by batch."""
-        keys = self._keys
-        low, high = (max(0, min(self.rows) - _MARGIN), max(self.rows) + _MARGIN) if self.rows else (0, 0)
-        near = self._store.unfiltered[low:high]
-        if len(self.rows) < len(near) <= _MAX_CONTEXT:
-            keys = dict(zip(near.rows, _keys(_read(near, _CONTEXT)), strict=True))
-        batches: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for row, key in keys.items():
-            batches[key.batch or key.group].append(row)
-        return keys, batches
-
-
-def _read(store: RolloutStore, names: Sequence[str]) -> dict[str, list[Any]]:
-    table = store.table(names)
-    return {name: table.column(name).to_pylist() for name in names}
+        return row in self._shown
 
 
 @functools.lru_cache(256)
@@ -199,12 +137,13 @@ def _dict_of(text: str | None) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _keys(values: dict[str, list[Any]]) -> Iterator[Keys]:
-    for row in zip(*(values[name] for name in _CONTEXT), strict=True):
+def _keys(values: dict[str, list[Any]]) -> Iterator[tuple[Hashable, Hashable]]:
+    """Yield keys of each rollout's task group and task; a task's includes its environment."""
+    for row in zip(*(values[name] for name in _KEYS), strict=True):
         run, source, agent, path, config, step, generation, group, task_index, task_data = row
         identity = (run, task_index) if task_data in {None, "{}"} else task_data
         task = (path, config, identity)
         if generation is not None and group is not None:
-            yield Keys((run, generation, group), task, (run, generation))
+            yield (run, generation, group), task
         else:
-            yield Keys((run, source, agent, step, task), task, None)
+            yield (run, source, agent, step, task), task

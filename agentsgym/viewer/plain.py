@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from agentsgym.texts import as_json, shown
 
@@ -30,11 +30,6 @@ def number(value: Any) -> float | str | None:
 def numbers(values: Iterable[Any] | None) -> list[Any] | None:
     """Convert numbers for JSON; None stays None."""
     return None if values is None else [number(value) for value in values]
-
-
-def entries(turns: Sequence[Any]) -> list[Any]:
-    """Convert numbers, or lists of numbers, for JSON."""
-    return [numbers(cast("Sequence[Any]", entry)) if isinstance(entry, Sequence) else number(entry) for entry in turns]
 
 
 def mean_of(values: Sequence[float]) -> float | None:

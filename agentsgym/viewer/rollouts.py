@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import StoreError
 from agentsgym.fields import is_int
 from agentsgym.judging.scores import INFO_KEY
@@ -100,10 +101,27 @@ def group_data(key: int, label: str, rows: Sequence[int], records: Sequence[Stor
     return {
         "key": key,
         "label": label,
+        "settings": settings_text(records[0]),
         "members": members,
         "common_turns": min((turn for turn in diverges_at if turn is not None), default=len(first.turns)),
         "diverges_at": diverges_at,
     }
+
+
+def settings_text(record: StoredRollout) -> str | None:
+    """Return the settings of a rollout's stored advantages in one line; None if unknown."""
+    credit: Any = record.extra.get("credit")
+    if not isinstance(credit, Mapping) or not credit:
+        return None
+    values = CreditSettings.from_dict(cast("Mapping[str, Any]", credit)).as_dict()
+    texts = [text_of(values.pop("advantage_estimator"))]
+    if isinstance(values.get("options"), Mapping):
+        values = {**values.pop("options"), **values}
+    values["turn_credit"] = (record.env_config or {}).get("turn_credit", "step")
+    for name, value in values.items():
+        words = text_of(name).removesuffix("_rewards").replace("_", " ")
+        texts.append(f"{words} {value:zg}" if isinstance(value, float) else f"{words} {text_of(value)}")
+    return _shortened(" · ".join(texts), _MAX_FACT_CHARS)
 
 
 def first_difference(a: Trajectory, b: Trajectory) -> int | None:

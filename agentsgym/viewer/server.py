@@ -8,7 +8,6 @@ data to other sites' pages.
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import functools
 import hashlib
@@ -16,7 +15,7 @@ import socketserver
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,14 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from agentsgym.cached_folders import replacing
-from agentsgym.credit.rewards import TURN_CREDITS
-from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.reports.colors import CSS
 from agentsgym.texts import sentence_of
 from agentsgym.viewer.answers import Answers, Mode
 from agentsgym.viewer.plain import dumped
-from agentsgym.viewer.what_if import Request, available, options_of
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
@@ -112,7 +108,7 @@ _PER_CHUNK: Final = 32  # rollouts; task groups are never split
 def write_page(
     store: RolloutStore, path: str | Path, *, limit: int = WRITTEN_LIMIT, tokenizer: str | Path | None = None
 ) -> Path:
-    """Write a page with rollouts, their tokens, groups and what-ifs; an existing file is replaced atomically.
+    """Write a page with rollouts, their tokens and groups; an existing file is replaced atomically.
 
     Args:
         store: The rollouts: a store, or a slice or filter of one, such as ``store.filter(…)``.
@@ -155,54 +151,10 @@ def _document(answers: Answers) -> Iterator[str]:
     yield data_element("list", dumped(listed), "application/json")
     for number, keys in enumerate(chunks):
         rollouts = {str(row): answers.rollout(row) for row in sorted(row for key in keys for row in index.groups[key])}
-        groups = {str(key): answers.group(key) | {"what_ifs": _what_ifs(answers, key)} for key in keys}
+        groups = {str(key): answers.group(key) for key in keys}
         yield data_element(f"chunk-{number}", _packed({"rollouts": rollouts, "groups": groups}))
     yield data_element("chunk-turns", _packed(answers.turns()))
     yield end(assets)
-
-
-def _what_ifs(answers: Answers, key: int) -> list[dict[str, Any]]:
-    """Return the what-ifs among :func:`included_requests` that can be computed for a task group."""
-    results: list[dict[str, Any]] = []
-    for request in included_requests(answers.batch(key).settings):
-        with contextlib.suppress(ConfigError):  # the estimator cannot be applied to these rollouts
-            result = answers.what_if_of(key, request)
-            results.append({name: result[name] for name in ("settings", "advantages", "rows", "compared", "note")})
-    return results
-
-
-def included_requests(run: CreditSettings | None) -> list[Request]:
-    """Return the what-if requests whose results a written page contains.
-
-    The first are the run's settings, if known, with every turn credit. They are followed by every estimator with its
-    defaults, with the scales "group" and "none", and with each choice of its options.
-    """
-    base = CreditSettings() if run is None else replace(run, value_head=None)
-    names = available()
-    is_known = run is not None and run.advantage_estimator in names
-    found: list[Request] = []
-    if is_known:
-        found += _allowed(base)
-        found += [replace(one, turn_credit=credit) for one in found[:1] for credit in TURN_CREDITS]
-    for name in names:
-        plain = replace(base, advantage_estimator=name, options={}, potential_weight=0.0)
-        for scale in ("group", "none"):
-            found += _allowed(replace(plain, scale_rewards=scale))
-        for option, one in options_of(name).items():
-            for value in one["choices"] or ():
-                if value != one["default"]:
-                    found += _allowed(replace(plain, options={option: value}))
-    if not is_known:
-        found += [Request(settings=CreditSettings(), turn_credit=credit) for credit in TURN_CREDITS]
-    return [one for index, one in enumerate(found) if one not in found[:index]]
-
-
-def _allowed(settings: CreditSettings) -> list[Request]:
-    """Return a list with a request for the settings; empty if they are not allowed, as with some options of runs."""
-    try:
-        return [Request(settings=settings)]
-    except ConfigError:
-        return []
 
 
 def _packed(value: Any) -> str:
@@ -384,5 +336,4 @@ _ANSWERS: Final[Mapping[str, Callable[[Answers, Parameters], Any]]] = {
     "/data/group": lambda answers, query: answers.group(_number(query, "key")),
     "/data/turns": lambda answers, _: answers.turns(),
     "/data/search": lambda answers, query: answers.search(query.get("text", "")),
-    "/data/what-if": lambda answers, query: answers.what_if(_number(query, "key"), query),
 }

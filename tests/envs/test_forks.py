@@ -192,8 +192,7 @@ def test_stores_with_forks_are_read_filtered_compared_and_shown(tmp_path: Path) 
     assert [(one.num_a, one.num_b) for one in comparison.tasks] == [(1, 3)]
     answers = Answers(store, limit=10, mode="served")
     assert "fork" in answers.rollout(2)["info"]
-    assert answers.group(0)["settings"]["estimator"] == "tree"
-    assert answers.what_if(0, {"estimator": "return_to_go"})["compared"] == 4
+    assert answers.group(0)["settings"] == "tree · weights shared · discount 1 · scale none · turn credit step"
 
 
 def test_values_of_states_are_means_over_forks() -> None:

@@ -229,7 +229,6 @@ def _viewer(store: RolloutStore) -> list[Callable[[], Any]]:
         lambda: answers.search("egg"),
         *(lambda row=row: answers.rollout(row) for row in range(1, 4)),
         *(lambda key=key: answers.group(key) for key in answers.index.groups),
-        *(lambda key=key: answers.what_if(key, {"estimator": "rloo"}) for key in answers.index.groups),
     ]
 
 

@@ -13,6 +13,9 @@ from games import GuessNumber, logged, settings, tasks, trainer_of
 from transformers import HfArgumentParser
 
 from agentsgym import GRPOEnvConfig, RolloutStore, StoreError
+from agentsgym.credit.assignment import AdvantageAssigner
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.settings import CreditSettings
 from agentsgym.envs.datasets.environments import class_path
 from agentsgym.store import parts
 
@@ -55,6 +58,70 @@ def test_every_rollout_is_kept_as_it_was_trained_on(tmp_path: Path) -> None:
         rewards = [one.final_reward for one in store.filter(generation=generation)]
         assert sum(rewards) / 8 == pytest.approx(logged(trainer, "reward")[generation - 1])
     assert any(any(record.advantages or ()) for record in records)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"advantage_estimator": "grpo", "dataset": tasks(8, fears="six"), "max_failed_fraction": 1.0},
+        {"advantage_estimator": "rloo", "scale_rewards": "none", "env_config": {"turn_credit": "final"}},
+        {"advantage_estimator": "gigpo", "estimator_kwargs": {"baseline": "others"}, "discount": 0.9},
+        {"estimator_kwargs": {"baseline": "batch"}, "scale_rewards": "batch", "discount": 0.5},
+        {"advantage_estimator": "mt_grpo", "env_config": {"turn_credit": "spread_final"}},
+        {"advantage_estimator": "reward", "env_config": {"token_credit": "last"}},
+        {"truncated_rollouts": "mask", "loss_aggregation": "turn"},
+        {"truncated_rollouts": 0.25, "zero_variance_groups": "drop", "loss_aggregation": "constant"},
+        {"advantage_estimator": "grpo", "invalid_turns": "mask", "min_group_size": 2},
+    ],
+    ids="-".join,
+)
+def test_advantages_can_be_computed_again_from_what_is_kept(changes: dict[str, Any], tmp_path: Path) -> None:
+    trainer_of(tmp_path, store_rollouts=True, **changes).train()
+    for generation in (1, 2):
+        records = [*RolloutStore(tmp_path / "rollouts").filter(generation=generation).records()]
+        trajectories = [one.trajectory for one in records]
+        scored = [
+            ScoredRollout.from_trajectory(
+                one.trajectory, group=one.group, turn_credit=(one.env_config or {}).get("turn_credit", "step")
+            )
+            for one in records
+        ]
+        assigner = AdvantageAssigner(CreditSettings.from_dict(records[0].extra["credit"]))
+        found = assigner.assign(scored, range(8), trajectories, [1] * 8, is_training=True)
+        assert found.included == [one.extra["is_trained"] for one in records]
+        for one, advantages in zip(records, found.advantages, strict=True):
+            assert advantages == pytest.approx([*(one.advantages or ())], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, {}),
+        ({"truncated_rollouts": "mask"}, {"truncation": "mask"}),
+        ({"truncated_rollouts": 0.25}, {"truncation": "penalize", "truncation_penalty": 0.25}),
+        ({"truncated_rollouts": "1"}, {"truncation": "penalize"}),  # by one, as a record states that states nothing
+        ({"estimator_kwargs": {"potential_weight": 0.5}}, {"potential_weight": 0.5}),
+        ({"loss_aggregation": "constant"}, {"loss_aggregation": "constant", "max_completion_length": 100}),
+    ],
+)
+def test_a_record_keeps_the_fields_that_it_has_always_had(
+    changes: dict[str, Any], kept: dict[str, Any], tmp_path: Path
+) -> None:
+    args = settings(tmp_path, **changes)
+    own = CreditSettings.of(args, args.estimator())
+    written = own.as_dict()
+    assert written == {"advantage_estimator": "return_to_go", "discount": 1.0, "scale_rewards": "group", **kept}
+    assert CreditSettings.from_dict({**written, "of_a_later_release": 1}) == own
+    assert own.estimator() == args.estimator()
+
+
+def everything_is_one(rollouts: Any, *, discount: float, scale: str) -> list[list[float]]:
+    return [[1.0] * len(one.turn_rewards) for one in rollouts]
+
+
+def test_a_function_of_ones_own_is_kept_by_its_module_and_name(tmp_path: Path) -> None:
+    args = settings(tmp_path, advantage_estimator=everything_is_one)
+    assert CreditSettings.of(args, args.estimator()).advantage_estimator == f"{__name__}.everything_is_one"
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2}])

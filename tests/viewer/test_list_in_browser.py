@@ -142,7 +142,7 @@ def test_keys_move_open_and_go_back(served: Opened) -> None:
     expect(page.locator(".rollout-head h2")).to_contain_text("#238")
     page.keyboard.press("j")
     expect(page.locator(".rollout-head h2")).to_contain_text("#237")
-    for key, view in {"t": "tokens", "g": "group-view", "w": "what-if-view", "b": "pair", "c": "conversation"}.items():
+    for key, view in {"t": "tokens", "g": "group-view", "b": "pair", "c": "conversation"}.items():
         page.keyboard.press(key)
         page.wait_for_selector(f"section.{view}")
         settled(page)

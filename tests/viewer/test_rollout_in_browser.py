@@ -121,13 +121,7 @@ def test_tokens_of_an_evaluation_are_not_shown_as_trained_on(browser: Browser, t
 def test_hostile_text_is_shown_and_nothing_of_it_runs(either: Opened) -> None:
     row = 4 * HOSTILE_GROUP + 3  # one that failed: its error is hostile too
     seen = HOSTILE.replace("\x1b", "␛").replace("\x00", "␀").replace("\u202e", "⟪U+202E⟫").replace("\u202c", "⟪U+202C⟫")
-    drawn = {
-        "conversation": ".message",
-        "tokens": ".token",
-        "group": "table.group",
-        "what-if": "table",
-        "pair": ".side",
-    }
+    drawn = {"conversation": ".message", "tokens": ".token", "group": "table.group", "pair": ".side"}
     for view, ready in drawn.items():
         page = either.go(view=view, row=row)
         page.wait_for_selector(ready)

@@ -25,7 +25,7 @@ from agentsgym.store.columns import record_from_row, rollouts_to_table
 from agentsgym.store.records import StoredRollout
 from agentsgym.viewer.answers import Answers, turn_summaries
 from agentsgym.viewer.index import environment_label
-from agentsgym.viewer.plain import dumped, entries, number
+from agentsgym.viewer.plain import dumped, number
 from agentsgym.viewer.rollouts import TokenDecoder, first_difference, group_data, rollout_data
 
 
@@ -192,12 +192,36 @@ def test_groups_are_task_groups_of_training_and_tasks_of_everything_else(tmp_pat
     assert answers.index.columns["task"] == [0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
     assert answers.group(3)["settings"] is None
     assert [one["row"] for one in answers.group(3)["members"]] == [4, 5]
-    assert answers.index.batch(0).rows == [0, 1, 2]
-    assert answers.index.batch(3).rows == [4, 5]
-    # Nobody knows how the numbers were made, so the defaults are taken; every group outside training is by itself.
-    reported = answers.what_if(3, {"estimator": "grpo", "scale": "none"})
-    assert reported["advantages"] == [[-0.5], [0.5]]
-    assert reported["compared"] == 2
+
+
+@pytest.mark.parametrize(
+    ("credit", "env_config", "text"),
+    [
+        (
+            {"advantage_estimator": "grpo", "discount": 1.0, "scale_rewards": "group", "num_rollouts": 8},
+            None,
+            "grpo · discount 1 · scale group · turn credit step",
+        ),
+        (
+            {"advantage_estimator": "gigpo", "options": {"step_weight": 0.5}, "discount": 0.9, "truncation": "mask"},
+            {"turn_credit": "final"},
+            "gigpo · step weight 0.5 · discount 0.9 · scale group · truncation mask · turn credit final",
+        ),
+        (
+            {"discount": math.nan, "scale_rewards": [1], "options": 3},
+            {"turn_credit": None},
+            "return_to_go · options 3 · discount nan · scale [\n 1\n] · turn credit ",
+        ),
+        ({}, None, None),
+        ("grpo", None, None),
+        (None, None, None),
+    ],
+)
+def test_a_group_reports_the_settings_of_its_advantages(
+    credit: Any, env_config: dict[str, Any] | None, text: str | None
+) -> None:
+    record = StoredRollout(trajectory=rollout(0), env_config=env_config, extra={"credit": credit})
+    assert group_data(0, "x", [0], [record])["settings"] == text
 
 
 def played(*answers: str, first: str = "Begin.", **fields: Any) -> Trajectory:
@@ -311,8 +335,6 @@ def test_what_the_list_does_not_have_is_a_sentence(tmp_path: Path) -> None:
         answers.rollout(0)
     with pytest.raises(ConfigError, match="there is no task group 9 among"):
         answers.group(9)
-    with pytest.raises(ConfigError, match="there is no task group -1 among"):
-        answers.what_if(-1, {})
     with pytest.raises(ConfigError, match="limit must be a positive int"):
         answers_of(tmp_path, limit=0)
 
@@ -386,7 +408,6 @@ def test_numbers_are_json_and_exact_where_javascript_is(value: float | None) -> 
     reported = json.loads(dumped(number(value)))
     if value is not None and math.isfinite(value) and abs(value) <= 2**53:
         assert reported == value
-    assert entries([value, [value]]) == [number(value), [number(value)]]
 
 
 def test_named_rewards_are_columns_of_the_list_and_numbers_of_turns(tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ def test_the_answers_are_those_of_python(server: ViewerServer) -> None:
         "/data/group?key=3": answers.group(3),
         "/data/turns": answers.turns(),
         "/data/search?text=TASK%2017": answers.search("TASK 17"),
-        "/data/what-if?key=3&estimator=rloo&scale=none": answers.what_if(3, {"estimator": "rloo", "scale": "none"}),
     }
     for path, answer in wanted.items():
         status, headers, body = requested(server, path)
@@ -121,8 +120,6 @@ def test_head_has_no_body(server: ViewerServer) -> None:
         ("/data/rollout?row=999", 400, "there is no rollout 999 among"),
         ("/data/rollout?row=99999999999999999999", 400, "row must be an integer"),
         ("/data/group?key=300", 400, "there is no task group 300 among"),
-        ("/data/what-if?key=0&estimator=x", 400, "estimator cannot be 'x'"),
-        ("/data/what-if?key=0&estimator=grpo&options=" + "[" * 8000, 400, "options must be a JSON object"),
         ("/data/search?" + "&".join("a=1" for _ in range(30)), 400, "the URL cannot be parsed"),
         ("/data/search?text=" + "x" * 20_000, 414, "the URL is too long"),
         ("/data/search?text=" + "x" * 70_000, 414, "URI Too Long"),  # in Python 3.11 and 3.12: Request-URI Too Long

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, expect
 from stored import rollout
 from test_round_trip import RECORDS
 
-from agentsgym import ConfigError, Message, RolloutStore, StopReason, Trajectory, Turn
+from agentsgym import Message, RolloutStore, StopReason, Trajectory, Turn
 from agentsgym.store.records import StoredRollout
 from agentsgym.viewer import write_page
 from agentsgym.viewer.answers import Answers
@@ -64,17 +64,11 @@ def test_a_page_holds_the_answers(tmp_path: Path) -> None:
     for place, row in enumerate(reported["columns"]["row"]):
         own = chunk(page, f"chunk-{chunks[place]}")
         assert own["rollouts"][str(row)] == json.loads(json.dumps(answers.rollout(row)))
-        group = own["groups"][str(reported["columns"]["group"][place])]
-        assert row in [one["row"] for one in group["members"]]
+        key = reported["columns"]["group"][place]
+        assert own["groups"][str(key)] == json.loads(json.dumps(answers.group(key)))
     sizes = [chunks.count(index) for index in range(max(chunks) + 1)]
     assert max(sizes) <= 32
     assert min(sizes[:-1]) > 16
-    for one in chunk(page, "chunk-0")["groups"]["0"]["what_ifs"]:
-        settings = one["settings"]
-        requested = {"estimator": settings["estimator"], "options": json.dumps(settings["options"])}
-        requested |= {"discount": str(settings["discount"]), "scale": settings["scale"]}
-        again = answers.what_if(0, requested | {"turn_credit": settings["turn_credit"]})
-        assert one["advantages"] == json.loads(json.dumps(again["advantages"]))
 
 
 def test_a_page_does_not_name_where_its_store_lies(tmp_path: Path) -> None:
@@ -84,47 +78,6 @@ def test_a_page_does_not_name_where_its_store_lies(tmp_path: Path) -> None:
     assert (reported["title"], reported["path"]) == ("rollouts", None)
     everything = [page, *(json.dumps(chunk(page, f"chunk-{name}")) for name in ("0", "turns"))]
     assert not any("at home" in text or "of somebody" in text for text in everything)
-
-
-SEATS = [Turn(start=1, stop=2, reward=0.0, role="X"), Turn(start=2, stop=4, reward=0.0, role="O")]
-
-
-@pytest.mark.parametrize("source", ["training", "evaluation"])
-@pytest.mark.parametrize(
-    ("odd", "why"),
-    [
-        *(
-            (
-                {"final_reward": reward, "turns": [Turn(start=1, stop=4, reward=reward)]},
-                rf"cannot be computed for rollout 0 of task 0: turn_rewards must be .*{re.escape(f'{reward:g}')}",
-            )
-            for reward in (1e200, -1e200, 1.7e308)
-        ),
-        (
-            {"turns": SEATS, "final_rewards": {"X": 1.0}},
-            r"advantages cannot be computed for rollout 0 of task 0: final_rewards must have .* none for \{'O'\}",
-        ),
-        ({"turns": SEATS[:1], "final_rewards": {"O": 1.0}}, r"none for \{'X'\}"),
-    ],
-)
-def test_rollouts_whose_advantages_cannot_be_computed_are_written_without_what_ifs(
-    source: str, odd: dict[str, Any], why: str, tmp_path: Path
-) -> None:
-    batch = {"generation": 1, "group": 0} if source == "training" else {}
-    with RolloutStore.writer(tmp_path / "store", source=source, run="r") as writer:
-        for index in range(2):
-            writer.add(rollout(0, rollout_index=index, **({} if index else odd)), **batch)
-        writer.add(rollout(1), **(batch and {"generation": 2, "group": 0}))
-    store = RolloutStore(tmp_path / "store")
-    page = write_page(store, tmp_path / "page.html").read_text()
-    groups = chunk(page, "chunk-0")["groups"]
-    assert len(groups["1"]["what_ifs"]) > 10  # of the others
-    requested = {(one["settings"]["estimator"], one["settings"]["scale"]) for one in groups["1"]["what_ifs"]}
-    held = {(one["settings"]["estimator"], one["settings"]["scale"]) for one in groups["0"]["what_ifs"]}
-    assert ("grpo", "group") in requested - held
-    answers = Answers(store, limit=10, mode="served")
-    with pytest.raises(ConfigError, match=why):
-        answers.what_if(0, {"estimator": "grpo", "scale": "group"})
 
 
 @settings(max_examples=25)
@@ -280,10 +233,6 @@ def store_of_calls(folder: Path, *trajectories: Trajectory) -> RolloutStore:
     return RolloutStore(folder)
 
 
-def answers_of(store: RolloutStore) -> Answers:
-    return Answers(store, limit=10, mode="served")
-
-
 def reported(trajectory: Trajectory) -> list[dict[str, Any]]:
     return rollout_data(0, StoredRollout(trajectory=trajectory), lambda _name, _ids: None)["turns"]
 
@@ -293,22 +242,6 @@ def test_calls_are_reported_with_what_they_continue_or_come_from() -> None:
         (turn["parent"], turn["continues"]) if "parent" in turn else None for turn in reported(tree_of_calls())
     ] == [None, (0, True), (1, False), (2, True), (1, False), (4, False), None]
     assert not any({"parent", "continues"} & turn.keys() for turn in reported(sequence()))
-
-
-def test_a_what_if_can_follow_calls_where_there_are_some(tmp_path: Path) -> None:
-    def offered(store: RolloutStore) -> set[str]:
-        choices = answers_of(store).list()["what_if"]["estimators"]
-        return {*next(one["options"] for one in choices if one["name"] == "return_to_go")}
-
-    assert offered(store_of_calls(tmp_path / "plain", sequence())) == {"baseline"}
-    both = store_of_calls(tmp_path / "both", tree_of_calls(), sequence())
-    assert offered(both) == {"baseline", "follow"}
-    requested = {"estimator": "return_to_go", "options": '{"baseline": "none", "follow": "calls"}', "scale": "none"}
-    answers = answers_of(both)
-    tree, plain = answers.index.columns["group"]
-    assert answers.what_if(tree, requested)["advantages"] == [[1.75, 1.75, 1.0, 1.0, 2.5, 4.0, 4.0]]
-    with pytest.raises(ConfigError, match="no turn of these rollouts has a parent"):
-        answers.what_if(plain, requested)
 
 
 @pytest.mark.parametrize("mode", ["served", "written"])

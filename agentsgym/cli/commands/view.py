@@ -46,7 +46,7 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
         bool, typer.Option("--json", help="Print the page's address or path, and the number of rollouts, as JSON.")
     ] = False,
 ) -> None:
-    """View stored rollouts: conversations, per-token credit, task groups, and advantages under other settings.
+    """View stored rollouts: conversations, per-token credit, task groups and learning curves.
 
     The page is served on this machine until Ctrl-C, or written to a self-contained file. It loads nothing from the
     network.

@@ -26,7 +26,6 @@ const caches = {
   rollouts: new Cache(64),
   groups: new Cache(32),
   chunks: new Cache(4),
-  whatIfs: new Cache(64),
   once: new Cache(4),
 };
 
@@ -150,17 +149,6 @@ const data = {
     });
   },
 
-  /** Advantages under other settings: computed by the server, or looked up in a written page. */
-  async whatIf(group, settings) {
-    if (!SERVED) {
-      const found = writtenWhatIfs(group).find((one) => sameSettings(one.settings, settings));
-      if (!found) throw new Error("This page includes results only for the settings listed; these settings are not among them.");
-      return found;
-    }
-    const parameters = { key: group.key, ...settings, options: JSON.stringify(settings.options) };
-    return caches.whatIfs.get(JSON.stringify(parameters), () => requested("what-if", parameters));
-  },
-
   /** Find rollouts by their text; the search of a written page proceeds part by part and reports its progress. */
   async search(list, text, onProgress, isCurrent) {
     if (SERVED) return requested("search", { text });
@@ -182,22 +170,5 @@ function mentions(rollout, wanted) {
     [message.content, message.reasoning, ...(message.calls ?? []).flatMap((call) => [call.name, call.arguments])].some(
       (text) => text && String(text).toLowerCase().includes(wanted),
     ),
-  );
-}
-
-/** The what-if results for a group in a written page, with their settings. */
-function writtenWhatIfs(group) {
-  return (group.what_ifs ?? []).map((one) => ({ ...one, settings: one.settings ?? one }));
-}
-
-/** Options as text in a fixed order, so that equal options have equal texts. */
-function optionsText(options) {
-  return JSON.stringify(Object.entries(options ?? {}).sort(([one], [other]) => (one < other ? -1 : 1)));
-}
-
-function sameSettings(one, other) {
-  return (
-    ["estimator", "discount", "scale", "turn_credit"].every((name) => String(one[name]) === String(other[name])) &&
-    optionsText(one.options) === optionsText(other.options)
   );
 }

@@ -1,7 +1,7 @@
 // The address (the part of the URL after #) determines what is shown: view, rollout and filters. It survives a reload,
 // the back button works, and it can be shared as a link.
 
-const VIEWS = ["list", "curves", "conversation", "tokens", "group", "what-if", "pair"];
+const VIEWS = ["list", "curves", "conversation", "tokens", "group", "pair"];
 
 /** Parse the address. An unknown view means the list; a rollout is given by its row in the store. */
 function readAddress() {

@@ -4,7 +4,6 @@ const TABS = [
   ["conversation", "Conversation", "c"],
   ["tokens", "Tokens", "t"],
   ["group", "Group", "g"],
-  ["what-if", "What if", "w"],
   ["pair", "Before / after", "b"],
 ];
 const MAX_CHARACTERS = 20_000; // of a text, until "show more" is pressed; a megabyte would freeze the page

@@ -15,13 +15,6 @@ const COLORS = [
   ],
   ["entropy", "entropy", (tokens) => tokens.entropies, "Entropy of the distribution from which the token was sampled."],
   ["gap", "sampler/trainer gap", gapOf, "The trainer's log-probability minus the sampler's; 0 if they agree."],
-  [
-    "new",
-    "what-if advantage",
-    (tokens, other) => other?.values,
-    "Advantage under the settings chosen in “What if”.",
-  ],
-  ["difference", "what-if minus stored", differenceOf, "What-if advantage minus stored advantage."],
 ];
 
 function gapOf(tokens) {
@@ -33,32 +26,22 @@ function gapOf(tokens) {
     : null;
 }
 
-function differenceOf(tokens, other) {
-  if (!other || !tokens.advantages) return null;
-  return other.values.map((value, at) =>
-    value === null || tokens.advantages[at] === null ? null : numberOf(value) - numberOf(tokens.advantages[at]),
-  );
-}
-
-/** Assign a number per turn (or a list with one per token) to the tokens; environment tokens get 0. */
-function onTokens(rollout, byTurn) {
-  const values = new Array(rollout.tokens.ids.length).fill(0);
-  rollout.turns.forEach(({ start, stop }, turn) => {
-    const value = byTurn[turn];
-    for (let at = start; at < stop; at++) values[at] = Array.isArray(value) ? (value[at - start] ?? null) : value;
-  });
+/** Assign a named reward of each turn to its tokens; environment tokens get 0. */
+function onTokens({ tokens, turns }, name) {
+  const values = new Array(tokens.ids.length).fill(0);
+  for (const { start, stop, components } of turns) values.fill(components?.[name] ?? 0, start, stop);
   return values;
 }
 
 class TokenView {
-  constructor(rollout, given, other) {
-    Object.assign(this, { rollout, other, tokens: rollout.tokens });
+  constructor(rollout, given) {
+    Object.assign(this, { rollout, tokens: rollout.tokens });
     this.turnAt = new Int32Array(this.tokens.ids.length).fill(-1);
     rollout.turns.forEach(({ start, stop }, turn) => this.turnAt.fill(turn, start, stop));
     const named = componentNames(rollout).map((name) => [
       `reward: ${name}`,
       `reward: ${name}`,
-      () => onTokens(rollout, rollout.turns.map((turn) => turn.components?.[name] ?? 0)),
+      () => onTokens(rollout, name),
       "Named reward from the environment, the whole amount on each token of its turn.",
     ]);
     const [mask, reward, ...others] = COLORS;
@@ -66,7 +49,7 @@ class TokenView {
       key,
       heading,
       note,
-      values: of ? of(this.tokens, other) : null,
+      values: of ? of(this.tokens) : null,
     })).filter(({ key, values }) => key === "mask" || values);
     this.legend = el("div.legend");
     this.hint = el("div.hint", { role: "tooltip", id: "token-hint", hidden: true });
@@ -373,13 +356,5 @@ async function tokensView(app, row, given) {
       ),
     );
   }
-  let other = null;
-  const settings = readSettings(given);
-  if (settings) {
-    const group = await data.group(app.list, row);
-    const answer = await data.whatIf(group, settings);
-    const member = answer.rows.indexOf(row);
-    if (member >= 0) other = { settings, values: onTokens(rollout, answer.advantages[member]) };
-  }
-  return new TokenView(rollout, given, other).node;
+  return new TokenView(rollout, given).node;
 }

@@ -18,14 +18,14 @@ function groupSummary(group) {
 }
 
 /** The header of a member's column: a link to the rollout, and its outcome. */
-function memberHead(app, member, row, view = "conversation") {
+function memberHead(app, member, row) {
   const name = `#${member.row}`;
   return el(
     `th.member${member.row === row ? ".current" : ""}`,
     { scope: "col" },
     link(
       "open",
-      { view, row: member.row, ...RESET_ROLLOUT },
+      { view: "conversation", row: member.row, ...RESET_ROLLOUT },
       { title: member.headline, "aria-label": `${name}: ${member.headline}` },
       name,
     ),
@@ -142,6 +142,7 @@ async function groupView(app, row) {
     "section.group-view",
     {},
     groupSummary(group),
+    group.settings ? el("p.faint", {}, `Stored advantages: ${group.settings}.`) : null,
     el(
       "p.faint",
       {},

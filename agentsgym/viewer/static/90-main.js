@@ -8,7 +8,6 @@ const KEYS = [
   ["c", "conversation of the rollout"],
   ["t", "tokens of the rollout"],
   ["g", "task group of the rollout, side by side"],
-  ["w", "what if: the group's advantages under other settings"],
   ["b", "before and after: two rollouts of the same task"],
   ["n  p", "next or previous turn"],
   ["← → ↑ ↓", "in the tokens view: previous or next token, previous or next turn"],
@@ -17,12 +16,11 @@ const KEYS = [
   ["d", "switch the theme: dark, light, or system default"],
   ["?", "show these shortcuts"],
 ];
-const VIEW_OF_KEY = { c: "conversation", t: "tokens", g: "group", w: "what-if", b: "pair" };
+const VIEW_OF_KEY = { c: "conversation", t: "tokens", g: "group", b: "pair" };
 const DRAW = {
   conversation: conversationView,
   tokens: tokensView,
   group: groupView,
-  "what-if": whatIfView,
   pair: pairView,
 };
 
