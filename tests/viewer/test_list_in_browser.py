@@ -15,8 +15,8 @@ from agentsgym import RolloutStore, StopReason, Turn
 
 def shown_rows(page: Page) -> list[int]:
     """The rows in the document, from top to bottom."""
-    names = page.eval_on_selector_all(
-        ".row", "nodes => nodes.map(node => [node.offsetTop, +node.querySelector('a.open').textContent])"
+    names = page.evaluate(  # in one step, since a list that is drawn again between two has no offsets
+        "[...document.querySelectorAll('.row')].map(one => [one.offsetTop, +one.querySelector('a.open').textContent])"
     )
     return [row for _, row in sorted(names)]
 
