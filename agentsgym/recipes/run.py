@@ -34,7 +34,7 @@ from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_trans
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.runs import claim, new_run_name
-from agentsgym.training._trl import check_experts
+from agentsgym.training._trl import check_loss
 from agentsgym.training.model_checks import check_vllm
 from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 from agentsgym.training.trainer import GRPOEnvTrainer
@@ -125,7 +125,7 @@ class TrainingRun:
         is_pair: Check = lambda value: isinstance(value, tuple) and len(cast("Any", value)) == 2  # noqa: E731
         require("TrainingRun(policy)", policy, is_pair, "a model and its tokenizer, as tiny_policy(…) returns")
         check_vllm(args)
-        check_experts(policy[0], args)
+        check_loss(policy[0], args)
         self.model: Any  # with adapters, a PeftModel
         self.model, self._processing_class = policy
         self.tokenizer = tokenizer_in(self._processing_class)

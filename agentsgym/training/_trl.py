@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
-from trl.trainer.utils import create_model_from_path, use_adapter  # pyright: ignore[reportUnknownVariableType]
+from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path, use_adapter  # pyright: ignore[reportUnknownVariableType]
 
 from agentsgym.agents.policy.loading import load_tokenizer, load_weights, naming_the_model
 from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.agents.policy.packaged import converted
 from agentsgym.agents.policy.saving import source_of
 from agentsgym.agents.policy.sharded import is_sharded, zero_stage
-from agentsgym.agents.policy.text_path import expose_decoder
+from agentsgym.agents.policy.text_path import expose_decoder, without_adapters
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
 from agentsgym.training import zero
@@ -69,6 +70,32 @@ def check_experts(model: Any, args: Any) -> None:
             f"TRL cannot compute the router's auxiliary loss of a {config.model_type}, whose configuration has no "
             "num_experts: set router_aux_loss_coef to 0"
         )
+
+
+def check_logits(model: Any, temperature: float, *, is_sharded: bool | None = None) -> None:
+    """Let no expert be drawn in training, and raise :class:`ConfigError` if TRL computes other logits than the model.
+
+    This runs two short forward passes, unless the weights are sharded, by default those of ZeRO-3.
+    """
+    scoring.keep_experts(model)
+    if is_deepspeed_zero3_enabled() if is_sharded is None else is_sharded:
+        return
+    whole = without_adapters(model)
+    expose_decoder(whole)
+    own = vars(whole).get("forward")
+    add_fused_lm_head(whole, temperature)
+    try:
+        scoring.check_head(whole, temperature)
+    finally:
+        vars(whole).pop("forward")
+        if own is not None:
+            whole.forward = own
+
+
+def check_loss(model: Any, args: Any) -> None:
+    """Raise :class:`ConfigError` for a model whose loss TRL cannot compute, before it has a trainer."""
+    check_experts(model, args)
+    check_logits(model, getattr(args, "temperature", 1.0))
 
 
 class NoTelemetry:

@@ -28,9 +28,8 @@ from agentsgym.envs.datasets.environments import Environments
 from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import shown
-from agentsgym.training._trl import check_experts
+from agentsgym.training._trl import check_experts, check_logits
 from agentsgym.training.selection.league import League
-from agentsgym.training.tensors.scoring import check_head
 from agentsgym.training.validation import check_environment
 from agentsgym.training.zero import check_config
 
@@ -165,8 +164,7 @@ def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, acc
     If the model's RoPE changes beyond some length, the context of any agent ends there.
     """
     _settle_draws(model, is_disabled=args.disable_dropout)
-    if not is_sharded(accelerator):
-        check_head(model, args.temperature)
+    check_logits(model, args.temperature, is_sharded=is_sharded(accelerator))
     if fixed_rope_length(model) is None:
         return
     length = cast("int", num_positions(model))
@@ -197,16 +195,9 @@ def _settle_draws(model: nn.Module, *, is_disabled: bool) -> None:
         )
     for part, name in found if is_disabled else ():
         setattr(part, name, 0.0)
-    for router in model.modules():
-        if type(router).__name__ == "PhimoeTopKRouter":  # in training, SparseMixer draws the experts
-            router.register_forward_pre_hook(_stop_drawing)
 
 
 _NOISE = {"jitter_noise", "input_jitter_noise", "moe_jitter_eps"}
-
-
-def _stop_drawing(router: nn.Module, _: Any) -> None:
-    router.eval()
 
 
 def _check_precision(model: PreTrainedModel, *, is_autocast: bool) -> None:

@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 
 from agentsgym.agents.build import build_policy
 from agentsgym.agents.policy.model import tokenizer_in
-from agentsgym.agents.policy.text_path import freeze_beyond_text, spare_layers
+from agentsgym.agents.policy.text_path import freeze_beyond_text, freeze_spared, spare_layers
 from agentsgym.batch.views import round_up
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.errors import ConfigError
@@ -181,6 +181,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.args.reward_weights, self.args.model_init_kwargs = args.reward_weights, args.model_init_kwargs  # likewise
         self._trl = TRLInterface(self)
         self._trl.set_up()
+        freeze_spared(self._trl.policy())
         if args.ddp_find_unused_parameters is None:
             freeze_beyond_text(self._trl.policy())
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)

@@ -184,7 +184,7 @@ def test_a_model_that_caps_its_logits_under_a_name_of_its_own_is_refused_until_t
     sizes = {"hidden_size": 16, "intermediate_size": 16, "lru_width": 16, "num_attention_heads": 2, "vocab_size": 50}
     config = RecurrentGemmaConfig(**sizes, num_hidden_layers=1, block_types=["recurrent"], logits_soft_cap=30.0)
     model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ConfigError, match=r"RecurrentGemmaForCausalLM, .*set config.final_logit_softcapping"):
+    with pytest.raises(ConfigError, match=r"RecurrentGemmaForCausalLM, .*final_logit_softcapping"):
         check_head(fused(copy.deepcopy(model), labeled_alone=True), TEMPERATURE)
     model.config.final_logit_softcapping = config.logits_soft_cap
     check_head(fused(model, labeled_alone=True), TEMPERATURE)

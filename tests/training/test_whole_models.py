@@ -29,7 +29,7 @@ from whole_models import TEXT, Lengths, change, folder_of, tensors, whole
 import agentsgym
 from agentsgym import ConfigError, GRPOEnvTrainer, PolicyAgent, TrainingRun, imitate
 from agentsgym.agents.policy.loading import load_policy, load_tokenizer
-from agentsgym.agents.policy.text_path import beyond_text, spare_layers
+from agentsgym.agents.policy.text_path import beyond_text, decoder_of, spare_layers
 from agentsgym.training.selection.imitate import imitation_config
 
 TOWERS = ("model.visual.", "mtp.")
@@ -86,14 +86,17 @@ def test_the_class_that_a_folder_names_is_loaded(tmp_path: Path) -> None:
 def test_a_folder_of_another_class_is_refused(tmp_path: Path) -> None:
     config = transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=64)
     encoder = folder_of(transformers.T5ForConditionalGeneration(config), tmp_path / "encoder")
-    unknown = folder_of(policy()[0], tmp_path / "unknown", architectures=["NoSuchForCausalLM"])
+    unknown = folder_of(policy()[0], tmp_path / "unknown", architectures="NoSuchForCausalLM")
+    biased = folder_of(policy()[0], tmp_path / "biased")
+    change(biased, **{"model.layers.0.self_attn.q_proj.bias": torch.ones(64)})  # such as Qwen2's
     foreign = folder_of(policy()[0], tmp_path / "foreign")
     save_file(tensors(folder_of(whole("gemma3"), tmp_path / "whole")), f"{foreign}/model.safetensors")
     trainer = partial(GRPOEnvTrainer, env=GuessNumber(policy()[1]), args=settings(tmp_path), train_dataset=tasks())
     for folder, sentence in (
         (encoder, "PolicyAgent requires a decoder-only model, got T5ForConditionalGeneration"),
         (unknown, r"has no class 'NoSuchForCausalLM', which config\.json in .*unknown names"),
-        (foreign, r"the weights in .*foreign are not those of a LlamaForCausalLM.*12 of its tensors are missing \("),
+        (biased, r"the weights in .*biased are not those of a LlamaForCausalLM.*1 tensors are left over \("),
+        (foreign, r"the weights in .*foreign are not those of a LlamaForCausalLM.*12 tensors are missing \("),
     ):
         for load in (load_policy, trainer, lambda model: agentsgym.train(configured(tmp_path, model))):
             with pytest.raises(ConfigError, match=sentence):
@@ -116,7 +119,10 @@ def test_adapters_of_the_text_only_class_fit_the_whole_one(trained_on: str, targ
     folders["text"] = folder_of(text, tmp_path / "text")
     model, _ = load_policy(folders[trained_on])
     towers = ".*vision.*" if targets == ["q_proj"] and trained_on == "whole" else None
-    config = LoraConfig(r=2, target_modules=targets, exclude_modules=towers, init_lora_weights=False)
+    scaled = {f"{decoder_of(model)[1]}.layers.0.self_attn.q_proj": 32}
+    config = LoraConfig(
+        r=2, target_modules=targets, exclude_modules=towers, init_lora_weights=False, alpha_pattern=scaled
+    )
     adapted: Any = get_peft_model(model, spare_layers(config, model))
     adapted.save_pretrained(tmp_path / "adapters")
     policy()[1].save_pretrained(tmp_path / "adapters")

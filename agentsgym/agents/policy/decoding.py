@@ -288,11 +288,13 @@ class BatchedDecoder:
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
         """Run one more token of each conversation in ``tokens``, close all others, and return the next logits.
 
-        Closed conversations are dropped once they make up half of the rows.
+        Closed conversations are dropped once they make up half of the rows, or their idle tokens reach the last
+        position, on which the columns of all rows depend.
         """
-        num_closed = len(self.indices) - len(tokens)
+        num_closed, last = len(self.indices) - len(tokens), self.forward.last_position
+        is_full = last is not None and self.rows.num_columns > last
         # A closed row is fed idle tokens, which come after its content but would corrupt recurrent states.
-        if num_closed and (self.has_states or num_closed >= len(tokens)):
+        if num_closed and (self.has_states or num_closed >= len(tokens) or is_full):
             self._align([index for index in self.indices if index in tokens])
         logits = self._run([[tokens.get(index, 0)] for index in self.indices])
         for index, token in tokens.items():
@@ -347,7 +349,7 @@ class BatchedDecoder:
         self.rows, self.indices = rows, indices
 
     def _run(self, ids: list[list[int]], padding: list[int] | None = None) -> torch.Tensor:
-        mask, positions = self.rows.append(len(ids[0]), padding, self.forward.last_position)
+        mask, positions = self.rows.append(len(ids[0]), padding)
         arguments: dict[str, Any] = {self.forward.cache_name: self.rows.cache}
         if self.has_columns:
             arguments["attention_mask"] = mask

@@ -149,8 +149,8 @@ def _distance(given: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _rounding(forward: Forward) -> float:
-    """Return the relative rounding error of one operation of the model."""
-    kinds = {weight.dtype for weight in forward.model.parameters() if weight.is_floating_point()}
+    """Return the relative rounding error of one operation of the model, in float32 at least, as in some layers."""
+    kinds = {torch.float32, *(one.dtype for one in forward.model.parameters() if one.is_floating_point())}
     if torch.is_autocast_enabled(forward.device.type):
         kinds.add(torch.get_autocast_dtype(forward.device.type))
     if torch.get_float32_matmul_precision() != "highest":

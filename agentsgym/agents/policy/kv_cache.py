@@ -192,12 +192,8 @@ class CachedRows:
                 layer.shift(places, self.num_columns)
         self._set_starts([self.num_columns - place.length for place in places])
 
-    def append(
-        self, width: int, padding: Sequence[int] | None, last_position: int | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, width: int, padding: Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Add ``width`` columns, of which the first ``padding`` are padding (only in rows that were empty).
-
-        Idle tokens of closed rows, to which no other attends, may lie behind ``last_position``: it is theirs, too.
 
         Returns:
             The mask over all columns, (N, S), and the positions of the new columns, (N, width).
@@ -209,7 +205,7 @@ class CachedRows:
             self._firsts = torch.tensor(self.starts, device=self._device)[:, None]
             self._columns = torch.arange(2 * columns, device=self._device)
             self._mask = (self._columns >= self._firsts).long()
-        positions = (self._columns[self.num_columns : columns] - self._firsts).clamp(min=0, max=last_position)
+        positions = (self._columns[self.num_columns : columns] - self._firsts).clamp(min=0)
         self.num_columns = columns
         return self._mask[:, :columns], positions
 

@@ -9,7 +9,7 @@ import pickle
 import re
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils.hub import LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE
@@ -124,7 +125,8 @@ def load_weights(folder: str, load: Callable[..., Any] | None = None, **options:
     source = {name: options[name] for name in ("revision", "trust_remote_code") if name in options}
     config = cast("Any", AutoConfig).from_pretrained(folder, **source)
     check_rope_types(config)
-    name: str = (config.architectures or [AutoModelForCausalLM.__name__])[0]
+    named_first = config.architectures or [AutoModelForCausalLM.__name__]
+    name: str = named_first if isinstance(named_first, str) else named_first[0]
     named: Any = getattr(transformers, name, None)
     if named is None and not getattr(config, "auto_map", None):  # code that comes with the model
         raise ConfigError(
@@ -138,14 +140,22 @@ def load_weights(folder: str, load: Callable[..., Any] | None = None, **options:
     kind: Any = named if is_fitting else cast("Any", AutoModelForCausalLM)
     start: Any = kind.from_pretrained if load is None else partial(load, architecture=named and kind)
     model, found = start(folder, output_loading_info=True, **options)
-    missing = sorted(found["missing_keys"])
-    if missing and not is_deepspeed_zero3_enabled():  # which loads them in another way
+    missing = [] if is_deepspeed_zero3_enabled() else sorted(found["missing_keys"])  # it loads them in another way
+    if wrong := missing or _beside_weights(model, found["unexpected_keys"]):
         raise ConfigError(
             f"the weights in {folder} are not those of a {type(model).__name__}, which its config.json describes: "
-            f"{len(missing)} of its tensors are missing ({shown(missing, 120)})"
+            f"{len(wrong)} tensors are {'missing' if missing else 'left over'} ({shown(wrong, 120)})"
         )
     model.unread_tensors = found["unexpected_keys"]
     return model
+
+
+def _beside_weights(model: Any, unexpected: Iterable[str]) -> list[str]:
+    """Return tensors that no class reads but that belong to its layers, such as the biases of another class."""
+    if hasattr(model.config, "quantization_config"):
+        return []
+    layers = {name for name, layer in model.named_modules() if isinstance(getattr(layer, "weight", None), nn.Parameter)}
+    return sorted(key for key in unexpected if key.rpartition(".")[0] in layers)
 
 
 def _load_adapters(model: Any, folder: Path) -> str | None:
@@ -163,6 +173,10 @@ def _load_adapters(model: Any, folder: Path) -> str | None:
             targets = {next(module for module in modules if key.startswith(module)) for key in inner}
             config = json.loads((folder / _ADAPTERS).read_text(encoding="utf-8"))
             config |= {"target_modules": sorted(targets), "exclude_modules": None}
+            for kind in ("alpha_pattern", "rank_pattern"):
+                given: dict[str, Any] = config.get(kind) or {}
+                config[kind] = {prefix.sub(f"{name}.", f"base_model.model.{key}"): one for key, one in given.items()}
+                config[kind] = {key.removeprefix("base_model.model."): one for key, one in config[kind].items()}
             folder = Path(place)
             (folder / _ADAPTERS).write_text(json.dumps(config), encoding="utf-8")
             save_file(renamed, folder / file.name)

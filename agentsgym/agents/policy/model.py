@@ -120,6 +120,9 @@ def num_positions(model: Any) -> int | None:
     if (fixed := fixed_rope_length(model)) is not None:
         _warn_once(_FIXED_ROPE, type(model).__name__, fixed)
         return fixed
+    if floor := _scale_floor(config):
+        _warn_once(_SCALED, type(model).__name__, floor - 1)
+        return min(longest, floor - 1)
     scaled = [
         int((one.get("factor") or 1) * (one.get("original_max_position_embeddings") or longest))
         for one in _rope_parameters(config)
@@ -133,6 +136,20 @@ _FIXED_ROPE = (
     "change for all tokens of a longer one, and its record would not be exact. To fix them, give short_factor and "
     "short_mscale of LongRoPE the values of long_factor and long_mscale in config.json, or replace dynamic NTK by yarn"
 )
+
+
+_SCALED = (
+    "conversations with %s end at %d tokens, with max_tokens: beyond, it scales attention by the place in the cache, "
+    "which other conversations of a batch move, and the record would not be exact. To continue, sample with vLLM"
+)
+
+
+def _scale_floor(config: Any) -> int | None:
+    """Return the length from which the model scales queries by their place in the cache; None if it does not."""
+    if config.model_type == "inkling_text":
+        return config.log_scaling_n_floor
+    is_tuned = config.model_type == "llama4_text" and config.attn_temperature_tuning and 0 in config.no_rope_layers
+    return config.floor_scale if is_tuned else None
 
 
 def fixed_rope_length(model: Any) -> int | None:

@@ -85,15 +85,25 @@ def spare_layers(adapters: Any, model: Any) -> Any:
     return adapters
 
 
+def freeze_spared(model: Any) -> None:
+    """Exclude from training the adapters that PEFT puts on parameters of excluded modules, such as routers."""
+    given = [one.exclude_modules or () for one in getattr(model, "peft_config", {}).values()]
+    spared = tuple(f"{name}." for names in given if not isinstance(names, str) for name in names)
+    for name, weight in without_adapters(model).named_parameters():
+        if "lora_" in name and name.startswith(spared):
+            weight.requires_grad = False
+
+
 def _spared(model: Any) -> Iterator[str]:
     modules, towers = dict(model.named_modules()), tuple(f"{name}." for name in beyond_text(model))
     for name, layer in modules.items():
-        if not isinstance(layer, nn.Linear | Conv1D):
-            continue
         place, _, own = name.rpartition(".")
         parent = modules[place]
+        is_linear = isinstance(layer, nn.Linear | Conv1D)
         is_of_mamba = own in {"out_proj", "dt_proj"} and hasattr(parent, "A_log") and hasattr(parent, "D")
         is_router = own == "gate" or "router" in f"{name} {type(layer).__name__} {type(parent).__name__}".lower()
         is_special = type(layer).__module__.startswith("transformers.models.") or own == "correction_coefs"
-        if f"{name}.".startswith(towers) or is_of_mamba or is_router or is_special:
+        if is_linear and (f"{name}.".startswith(towers) or is_of_mamba or is_router or is_special):
             yield name
+        elif is_router and not is_linear and isinstance(getattr(layer, "weight", None), nn.Parameter):
+            yield name  # PEFT adapts the parameters of some

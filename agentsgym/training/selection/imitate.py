@@ -25,14 +25,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from trl import SFTConfig, SFTTrainer
 
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
-from agentsgym.agents.policy.model import check_is_model
-from agentsgym.agents.policy.text_path import expose_decoder, freeze_beyond_text
+from agentsgym.agents.policy.model import check_is_model, fixed_rope_length
+from agentsgym.agents.policy.text_path import freeze_beyond_text, freeze_spared
 from agentsgym.errors import ConfigError
 from agentsgym.fields import check_rollout, check_rollouts, is_bool, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.tokens.unknown_words import unknown_id, warn_of_unknown_words
-from agentsgym.training._trl import NoTelemetry, check_experts
+from agentsgym.training._trl import NoTelemetry, check_loss
 from agentsgym.training.finite import NonFiniteCheck
 from agentsgym.types import Trajectory
 from agentsgym.versions import recompute_by_default
@@ -78,7 +78,7 @@ def imitate(
         raise ConfigError(f"imitate(args) must be TRL's SFTConfig or None, got a {type(args).__name__}")
     if args.packing:
         raise ConfigError("imitate builds its own training rows and does not support packing: set packing=False")
-    check_experts(model, args)
+    check_loss(model, args)
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
     check_ids(rows, model)
     problem = misfit(tokenizer, trajectories[0])
@@ -97,7 +97,7 @@ def imitate(
     sequential.dataset_kwargs = {"skip_prepare_dataset": True}
     warn_of_slow_bfloat16(model, is_autocast=bool(args.bf16))
     with _restoring_all_but_weights(model):
-        expose_decoder(model)
+        freeze_spared(model)
         if args.ddp_find_unused_parameters is None:
             freeze_beyond_text(model)
         trainer = _CheckedTrainer(
@@ -172,7 +172,7 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
 
 
 def check_ids(rows: Sequence[Mapping[str, Sequence[int]]], model: Any) -> None:
-    """Check that a model has embeddings for all ids of some rows.
+    """Check that a model has embeddings for all ids of some rows, and that its RoPE does not change within them.
 
     Raises:
         ConfigError: It does not.
@@ -182,6 +182,12 @@ def check_ids(rows: Sequence[Mapping[str, Sequence[int]]], model: Any) -> None:
         raise ConfigError(
             f"a trajectory has the token id {largest}, but the model has embeddings for {vocabulary_size} ids: record "
             "the demonstrations with the model's tokenizer"
+        )
+    length, fixed = max(len(row["input_ids"]) for row in rows), fixed_rope_length(model)
+    if fixed is not None and length > fixed:
+        raise ConfigError(
+            f"a trajectory has {length} tokens, but beyond {fixed} the frequencies of the model's RoPE change, for all "
+            "rows of a batch: leave out longer trajectories"
         )
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from transformers.utils.import_utils import is_triton_available
 
 from agentsgym.agents.policy.model import evaluation_mode
+from agentsgym.agents.policy.text_path import without_adapters
 from agentsgym.batch.views import pad_right
 from agentsgym.errors import ConfigError
 
@@ -183,10 +184,22 @@ def check_head(model: Any, temperature: float) -> None:
     expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
     if (fused - expected).abs().max() > 0.05 * expected.abs().max():  # more than any rounding
         raise ConfigError(
-            f"TRL's loss computes other log-probabilities than {name}, because it ignores a change that the model "
-            "makes to its logits: set config.final_logit_softcapping to the cap, if it is one under another name (such "
-            "as logits_soft_cap), or config.logit_scale to the factor"
+            f"TRL's loss computes other log-probabilities than {name}, because its configuration has no, or another, "
+            "cap or scale of the logits than the model applies: set the text configuration's final_logit_softcapping "
+            "(None without a cap, which may have another name, such as logits_soft_cap) and logit_scale (1.0 without a "
+            "scale) to what the model does"
         )
+
+
+def keep_experts(model: nn.Module) -> None:
+    """Let Phi-3.5-MoE train the experts that it is sampled with: in training, SparseMixer would draw some of them."""
+    for router in model.modules():
+        if type(router).__name__ == "PhimoeTopKRouter":
+            router.register_forward_pre_hook(_stop_drawing)
+
+
+def _stop_drawing(router: nn.Module, _: Any) -> None:
+    router.eval()
 
 
 def head_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
@@ -201,5 +214,5 @@ def head_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
 
 def trunk_of(model: Any) -> nn.Module:
     """Return the module whose hidden states the head reads, under PEFT that of the base model."""
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    inner = without_adapters(model)
     return inner.get_decoder() if inner.base_model is inner else inner.base_model
