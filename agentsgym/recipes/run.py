@@ -22,7 +22,8 @@ from trl import get_peft_config
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.policy.loading import load_model
 from agentsgym.agents.policy.model import tokenizer_in
-from agentsgym.agents.policy.saving import restore, save_processor, source_of
+from agentsgym.agents.policy.saving import save_rest, source_of
+from agentsgym.agents.policy.sharded import is_sharded
 from agentsgym.agents.policy.text_path import spare_layers
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import evaluate_mixed
@@ -363,18 +364,27 @@ class TrainingRun:
                 observer.run = self.run_name
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
-        with trainer, self.phases.measure(label), self.phases.interruptible(handle_sigterm=False):
-            trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
+        with trainer:
+            with self.phases.measure(label), self.phases.interruptible(handle_sigterm=False):
+                trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
+            self._take(trainer)
         self._num_steps = trainer.state.global_step
         for callback in callbacks:
             if isinstance(callback, LearningCurve):
                 callback.close()
-        if self.peft_config is not None:
-            adapted: Any = trainer.model  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            self.model = adapted
-            self._merge_adapters()
         self.save_policy()
         return trainer.state
+
+    def _take(self, trainer: Any) -> None:
+        """Collective: take the trained model with its adapters; a sharded one is loaded whole from ``model/``."""
+        if self.peft_config is not None:
+            self.model = trainer.model
+            self._merge_adapters()
+        if is_sharded(trainer.accelerator):
+            place, trainer.model = str(self.output / "model"), self.model
+            trainer.save_model(place)
+            PartialState().wait_for_everyone()
+            self.model = load_model(place)[0].to(self.args.device)
 
     def _merge_adapters(self) -> None:
         """Merge adapters into the weights, except those on 4-bit weights, to which the sum would be rounded again."""
@@ -392,8 +402,8 @@ class TrainingRun:
         place = self.output / folder
         self.model.save_pretrained(place)
         self.tokenizer.save_pretrained(place)
-        save_processor(self._processing_class, self.model, place)
-        restore(self.model, place, self._source, keeps_dtypes=self.keeps_dtypes and folder == "model")
+        keeps_dtypes = self.keeps_dtypes and folder == "model"
+        save_rest(self._processing_class, self.model, place, self._source, keeps_dtypes=keeps_dtypes)
 
     def write_transcripts(self, *names: str) -> None:
         """Write the episodes of evaluations as text to ``transcripts_<name>.txt``, on the first rank."""

@@ -173,6 +173,10 @@ class TRLInterface:
         self.adapt_fused_heads()
         # TRL's loss receives sequence ratios as token ratios: agentsgym.training.loss.use_sequence_ratio.
         self._trainer.importance_sampling_level = "token"
+        whole = without_adapters(self.policy())
+        kinds = {type(part).__name__ for part in whole.modules()}
+        # FSDP looks for each, among them layers of towers that the model does not have.
+        whole._no_split_modules = [one for one in whole._no_split_modules or () if one in kinds]
         zero.register_head_weights(self.policy(), self._trainer.accelerator)
 
     def adapt_fused_heads(self) -> None:

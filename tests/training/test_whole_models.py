@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import whole_run
 from datasets import Dataset
 from games import GuessNumber, demonstrated, policy, settings, tasks, trainer_of
+from launch import launch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import (
@@ -24,7 +26,7 @@ from transformers import (
     TrainerCallback,
 )
 from vllm_engines import Engine, ScriptedGeneration, started
-from whole_models import TEXT, Lengths, change, folder_of, tensors, whole
+from whole_models import TEXT, Lengths, check_kept, configured, folder_of, mixed_folder, tensors, whole
 
 import agentsgym
 from agentsgym import ConfigError, GRPOEnvTrainer, PolicyAgent, TrainingRun, imitate
@@ -32,41 +34,27 @@ from agentsgym.agents.policy.loading import load_policy, load_tokenizer
 from agentsgym.agents.policy.text_path import beyond_text, decoder_of, spare_layers
 from agentsgym.training.selection.imitate import imitation_config
 
-TOWERS = ("model.visual.", "mtp.")
 LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 2}
 
 
-def configured(folder: Path, model: str, **changes: Any) -> dict[str, Any]:
-    """A short run of the command line; changes are those of its settings, apart from those of the model."""
-    training = {
-        "output_dir": str(folder / "out"),
-        "use_cpu": True,
-        "max_steps": 1,
-        "per_device_train_batch_size": 4,
-        "num_generations": 4,
-        "max_turn_tokens": 3,
-        "learning_rate": 0.1,
-        "disable_tqdm": True,
-    }
-    few: dict[str, Any] = {"environments": [{"class": Lengths}], "evaluation": {"num_tasks": 1}}
-    options = {"model_settings": changes.pop("model_settings", {}), "num_train_tasks": 4}
-    return {"model": model, "training": training | changes, **few, **options}
-
-
-@pytest.mark.parametrize("changes", [{}, {"beta": 0.1}, {"model_settings": LORA}], ids=["", "reference", "adapters"])
-def test_a_trained_folder_has_every_tensor_of_the_one_it_began_with(changes: dict[str, Any], tmp_path: Path) -> None:
-    folder = folder_of(whole("qwen3_5").bfloat16(), tmp_path / "model")
-    change(folder, **{"mtp.fc.weight": torch.ones(2, 2), "model.language_model.norm.weight": torch.ones(32)})  # float32
-    before = tensors(folder)
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("qwen3_5", {}), ("gemma3", {"beta": 0.1}), ("qwen3_5", {"model_settings": LORA})]
+)
+def test_a_trained_folder_has_every_tensor_of_the_one_it_began_with(kind: str, changes: Any, tmp_path: Path) -> None:
+    folder = mixed_folder(kind, tmp_path / "model")
     agentsgym.train(configured(tmp_path, folder, **changes))
-    after = tensors(tmp_path / "out" / "model")
-    assert {name: one.dtype for name, one in before.items()} == {name: one.dtype for name, one in after.items()}
-    changed = {name for name, one in before.items() if not one.equal(after[name])}
-    assert changed
-    assert not any(name.startswith(TOWERS) for name in changed)
+    check_kept(folder, tmp_path / "out" / "model")
     model, _ = load_policy(str(tmp_path / "out" / "model"))
-    assert type(model) is type(whole("qwen3_5"))
+    assert type(model) is type(whole(kind))
     assert model.config.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("changes", [{"beta": 0.1}, {"model_settings": LORA}], ids=["reference", "adapters"])
+def test_two_ranks_that_share_the_weights_keep_every_tensor(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = mixed_folder("gemma3", tmp_path / "model")
+    done = launch(Path(whole_run.__file__), tmp_path, folder, json.dumps({"fsdp": True, **changes}))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    check_kept(folder, tmp_path / "out" / "model")
 
 
 def test_another_dtype_is_kept_if_it_was_asked_for(tmp_path: Path) -> None:

@@ -70,6 +70,23 @@ class Lengths(GuessNumber):
         return state, reward + len(action) / 100, done, info
 
 
+def configured(folder: Path, model: str, **changes: Any) -> dict[str, Any]:
+    """A short run of the command line; changes are those of its settings, apart from those of the model."""
+    training = {
+        "output_dir": str(folder / "out"),
+        "use_cpu": True,
+        "max_steps": 1,
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_turn_tokens": 3,
+        "learning_rate": 0.1,
+        "disable_tqdm": True,
+    }
+    few: dict[str, Any] = {"environments": [{"class": Lengths}], "evaluation": {"num_tasks": 1}}
+    options = {"model_settings": changes.pop("model_settings", {}), "num_train_tasks": 4}
+    return {"model": model, "training": training | changes, **few, **options}
+
+
 @functools.cache
 def _built(kind: str) -> PreTrainedModel:
     name, text, tower, tokens = KINDS[kind]
@@ -105,3 +122,20 @@ def change(folder: str, **changes: Any) -> None:
     """Rewrite tensors of a folder: a function of the name and the tensor, or new ones."""
     (file,) = Path(folder).glob("*.safetensors")
     save_file({**load_file(file), **changes}, file, metadata={"format": "pt"})
+
+
+def mixed_folder(kind: str, folder: Path) -> str:
+    """A folder in bfloat16, with norms in a finer float32, and a tensor that the class of the model never reads."""
+    place = folder_of(whole(kind).bfloat16(), folder)
+    norms = {name: one.float() + 1e-5 for name, one in tensors(place).items() if name.endswith("norm.weight")}
+    change(place, **norms, **{"mtp.fc.weight": torch.ones(2, 2)})
+    return place
+
+
+def check_kept(folder: str, trained: Path) -> None:
+    """Compare a trained folder with its source: tensors, their dtypes, and values of what text does not reach."""
+    before, after = tensors(folder), tensors(trained)
+    assert {name: one.dtype for name, one in before.items()} == {name: one.dtype for name, one in after.items()}
+    changed = {name for name, one in before.items() if not one.equal(after[name])}
+    assert changed
+    assert not [name for name in changed if name.startswith("mtp.") or "vis" in name or "multi_modal" in name]

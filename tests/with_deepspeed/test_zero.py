@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import whole_run
 import zero_run
 from games import policy
 from launch import launch
 from launched_runs import check_as_one_process, make_policy, train_alone, train_on_two_ranks
 from transformers import AutoModelForCausalLM
+from whole_models import check_kept, mixed_folder
 
+ON_CPU = {"use_cpu": False, "bf16": False}
 WAYS = {1: ["whole"], 2: ["whole"], 3: ["gathered", "in_step"]}  # how the policy is sampled
 SCENARIOS = {
     1: [*zero_run.SOME],
@@ -121,6 +124,13 @@ def test_what_is_saved_is_the_whole_model(stage: int, way: str, ranks: Any) -> N
     assert first[f"{way} dapo"]["weights"] == {key: weights.tolist() for key, weights in saved.named_parameters()}
 
 
+def test_a_trained_folder_has_every_tensor_of_the_one_it_began_with(tmp_path: Path) -> None:
+    folder, changes = mixed_folder("gemma3", tmp_path / "model"), json.dumps({**ON_CPU, "ddp_backend": "gloo"})
+    done = launch_zero(Path(whole_run.__file__), write_config(tmp_path, 2), tmp_path, folder, changes)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    check_kept(folder, tmp_path / "out" / "model")
+
+
 @pytest.fixture(scope="module")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The policy that all training begins with."""
@@ -140,7 +150,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path) -> Path
 def test_two_ranks_train_what_one_process_does(
     name: str, is_gathered: bool, agent: str, alone: Path, policy_folder: Path, tmp_path: Path
 ) -> None:
-    on_cpu = {"use_cpu": False, "bf16": False, "ddp_backend": "gloo", "ds3_gather_for_generation": is_gathered}
+    on_cpu = {**ON_CPU, "ddp_backend": "gloo", "ds3_gather_for_generation": is_gathered}
     variables = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     printed = train_on_two_ranks(name, tmp_path / "run", policy_folder, variables, **on_cpu)
     assert "DEEPSPEED, 2 processes: step 2" in printed

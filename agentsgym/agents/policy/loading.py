@@ -25,6 +25,7 @@ from transformers.utils.hub import LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE
 
 from agentsgym.agents.policy.model import check_rope_types
 from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted
+from agentsgym.agents.policy.saving import UNREAD
 from agentsgym.agents.policy.text_path import decoder_of
 from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
@@ -146,7 +147,8 @@ def load_weights(folder: str, load: Callable[..., Any] | None = None, **options:
             f"the weights in {folder} are not those of a {type(model).__name__}, which its config.json describes: "
             f"{len(wrong)} tensors are {'missing' if missing else 'left over'} ({shown(wrong, 120)})"
         )
-    model.unread_tensors = found["unexpected_keys"]
+    unread = Path(folder) / UNREAD
+    model.unread_tensors = {*found["unexpected_keys"], *(load_file(unread) if unread.is_file() else ())}
     return model
 
 

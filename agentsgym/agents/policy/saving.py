@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,11 +17,10 @@ from transformers import ProcessorMixin
 from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME
 from transformers.utils.hub import cached_file  # pyright: ignore[reportUnknownVariableType]
 
-_FLOATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _METADATA: Final = {"format": "pt"}
-_UNREAD: Final = "model-unread.safetensors"
+UNREAD: Final = "model-unread.safetensors"
 _open: Any = partial(safe_open, framework="pt")
-_Tensors = dict[str, tuple[Path, str]]
+_Tensors = dict[str, tuple[Path, Any]]
 
 
 def source_of(model: Any) -> str:
@@ -30,8 +28,17 @@ def source_of(model: Any) -> str:
     return model if isinstance(model, str) else str(getattr(model.config, "name_or_path", None) or "")
 
 
-def save_processor(given: Any, model: Any, folder: Path) -> None:
-    """Write what ``AutoProcessor`` reads beside a tokenizer: of the processor given, or of the folder of a model."""
+def save_rest(given: Any, model: Any, folder: Path, source: str, *, keeps_dtypes: bool = False) -> None:
+    """Add to the folder of a trained model what its class and its tokenizer do not write.
+
+    This is what ``AutoProcessor`` reads, of the processor given or of the source, and the tensors of the source that
+    the class does not read; with ``keeps_dtypes``, tensors also have the dtypes of the source, whose values stay.
+    """
+    _save_processor(given, model, folder, source)
+    _restore(model, folder, source, keeps_dtypes=keeps_dtypes)
+
+
+def _save_processor(given: Any, model: Any, folder: Path, source: str) -> None:
     is_given = isinstance(given, ProcessorMixin)
     if not is_given and model.config.get_text_config() is model.config:
         return
@@ -39,7 +46,7 @@ def save_processor(given: Any, model: Any, folder: Path) -> None:
         if is_given:
             given.save_pretrained(place)  # pyright: ignore[reportUnknownMemberType]
         for name in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME, VIDEO_PROCESSOR_NAME):
-            if file := _find(place if is_given else source_of(model), name):
+            if file := _find(place if is_given else source, name):
                 shutil.copyfile(file, folder / name)
 
 
@@ -50,42 +57,42 @@ def _find(source: str, name: str) -> Path | None:
         return None
 
 
-def restore(model: Any, folder: Path, source: str, *, keeps_dtypes: bool) -> None:
-    """Copy tensors that the class of a trained model does not read from its source, whose dtypes may be kept, too."""
+def _restore(model: Any, folder: Path, source: str, *, keeps_dtypes: bool) -> None:
     place, own = _find(source, CONFIG_NAME), folder / CONFIG_NAME
     if place is None or not own.is_file():  # adapters alone have none
         return
-    config, old, new = json.loads(place.read_text(encoding="utf-8")), _tensors(place.parent), _tensors(folder)
-    if config.get("architectures") != [type(model).__name__]:
+    config, values = (json.loads(file.read_text(encoding="utf-8")) for file in (place, own))
+    if config.get("architectures") != values["architectures"]:
         return
+    old, new = _tensors(place.parent), _tensors(folder)
     if keeps_dtypes and old:
-        _convert(old, new)
-        values = json.loads(own.read_text(encoding="utf-8"))
         values["dtype"] = config.get("dtype") or config.get("torch_dtype") or values["dtype"]
+        _convert(old, new, getattr(torch, values["dtype"]))
         own.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     ignored = re.compile("|".join(model._keys_to_ignore_on_load_unexpected or ["$^"]))
-    unread: dict[str, torch.Tensor] = {}
-    for name in old.keys() - new.keys():
-        file, _ = old[name]
-        if name in getattr(model, "unread_tensors", ()) or file.name == _UNREAD or ignored.search(name):
-            unread[name] = _open(file).get_tensor(name)
-    if unread:
-        save_file(unread, folder / _UNREAD, metadata=_METADATA)
+    names = [
+        name for name in old.keys() - new.keys() if name in getattr(model, "unread_tensors", ()) or ignored.search(name)
+    ]
+    if names:
+        save_file({name: old[name][1].get_tensor(name) for name in names}, folder / UNREAD, metadata=_METADATA)
 
 
-def _convert(old: _Tensors, new: _Tensors) -> None:
-    """Convert written tensors to the dtypes that they had, or, under a new name, to the dtype that most had."""
-    usual, _ = Counter(dtype for _, dtype in old.values()).most_common(1)[0]
+def _convert(old: _Tensors, new: _Tensors, usual: torch.dtype) -> None:
+    """Convert written tensors to the dtypes that they had, those under a new name to the usual one.
+
+    A tensor that differs from the old one only by rounding, in the dtype in which it was trained, is replaced by it.
+    """
     for file in {file for file, _ in new.values()}:
         tensors = load_file(file)
         for name, tensor in tensors.items():
-            dtype = _FLOATS.get(old[name][1] if name in old else usual)
-            tensors[name] = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+            was = old[name][1].get_tensor(name) if name in old else tensor.new_empty(0, dtype=usual)
+            if tensor.is_floating_point() and was.is_floating_point() and was.itemsize > 1:  # not a quantized one
+                tensors[name] = was if tensor.equal(was.to(tensor.dtype)) else tensor.to(was.dtype)
         save_file(tensors, file.with_suffix(".new"), metadata=_METADATA)  # the tensors may be views of the file
         file.with_suffix(".new").replace(file)
 
 
 def _tensors(folder: Path) -> _Tensors:
-    """Return the file and the dtype of each tensor in a folder, by its name."""
+    """Return the file of each tensor in a folder, by its name, as a path and opened."""
     files = [(file, _open(file)) for file in sorted(folder.glob("*.safetensors"))]
-    return {name: (file, one.get_slice(name).get_dtype()) for file, one in files for name in one.keys()}  # noqa: SIM118
+    return {name: (file, one) for file, one in files for name in one.keys()}  # noqa: SIM118

@@ -17,7 +17,7 @@ from accelerate import PartialState
 from safetensors.torch import load_model, save_model
 from trl import GRPOTrainer
 
-from agentsgym.agents.policy.saving import save_processor
+from agentsgym.agents.policy.saving import save_rest, source_of
 from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NonFiniteCheck
@@ -209,7 +209,8 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             if self.args.should_save:
                 folder = Path(output_dir or cast("str", self.args.output_dir))
                 save_checkpoint(folder, self.estimator, self.value_model)
-                save_processor(self._given_processing_class, self._trl.policy(), folder)
+                policy = self._trl.policy()
+                save_rest(self._given_processing_class, policy, folder, source_of(policy))
                 if _internal_call:
                     reference = self._trl.synced_reference()
                     save_run_state(folder, self.curriculum, self.generator.order, reference)
