@@ -184,7 +184,7 @@ def tiny_model(
     hidden_size: int = 64,
     num_layers: int = 2,
     num_heads: int = 4,
-    max_positions: int = 1024,
+    max_positions: int = 8192,
     seed: int = 0,
 ) -> LlamaForCausalLM:
     """Make a small Llama model with random weights (0.09 million parameters by default), determined by the seed.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trl.trainer.grpo_trainer as trl_trainer
 from accelerate import Accelerator
-from games import trainer_of
+from games import GuessNumber, trainer_of
 from torch import multiprocessing
 from vllm_engines import BuiltGeneration, Engine, ScriptedGeneration, agent_of, scripted, session, started, wait_less
 from vllm_stub import StubServer, stub_server, stub_servers
@@ -22,6 +22,7 @@ from vllm_stub import StubServer, stub_server, stub_servers
 from agentsgym import Action, AgentError, AgentsGymError, ConfigError, GRPOEnvConfig, TurnRequest
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.rollouts.driver import drive
+from agentsgym.types import StopReason
 
 
 @pytest.fixture(autouse=True)
@@ -304,13 +305,23 @@ def test_a_server_with_another_model_or_a_smaller_context_is_warned_of(
     with caplog.at_level(logging.WARNING):
         agent.prepare(started(0))
     assert "was started with 'org/tiny', but this run trains 'org/other'" in caplog.text
-    assert "maximum context length of 60 tokens, but max_completion_length=100 allows" in caplog.text
+    assert "context of 60 tokens, where episodes end with max_tokens: max_completion_length=100 allows" in caplog.text
     fine, none_left = agent.act(
         [TurnRequest(session_id="", messages=[], token_ids=[5] * length) for length in (10, 60)]
     )
     agent.finish()
     assert isinstance(fine, Action)
     assert f"the maximum context length of the vLLM server at {server.url} (60 tokens)" in str(none_left)
+
+
+def test_an_episode_ends_where_the_context_of_its_server_does(server: StubServer) -> None:
+    server.context = 60
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    games = [{"seed": seed, "secret": 6} for seed in range(4)]  # 6 is no number
+    played = GuessNumber(agent.tokenizer, {"max_steps_per_episode": 50}).rollout(games, agent)
+    assert {one.stop_reason for one in played} == {StopReason.MAX_TOKENS}
+    assert max(len(one.token_ids) for one in played) <= 60
 
 
 def test_a_server_whose_context_is_longer_than_the_rope_is_fixed_is_refused(server: StubServer) -> None:

@@ -168,6 +168,13 @@ def fixed_rope_length(model: Any) -> int | None:
     return None
 
 
+def warn_of_short_context(name: str, length: int | None, longest: int | None) -> None:
+    """Warn, once, about a context that ends conversations before their own limit."""
+    if length and longest and length <= longest:
+        text = "%s has a context of %d tokens, where episodes end with max_tokens: max_completion_length=%d allows more"
+        _warn_once(text, name, length, longest)
+
+
 def check_rope_types(config: Any) -> None:
     """Raise :class:`ConfigError` for a configuration whose ``rope_scaling`` is of a type unknown to transformers."""
     text, is_own = config.get_text_config(decoder=True), type(config).__module__.startswith("transformers_modules")

@@ -123,6 +123,9 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         self._weights.load(start.step)
         if isinstance(self._engine, SteppedEngine):
             self._engine.step = start.step
+            return
+        known = self.context_length, *(server.context for server in self._engine.servers)
+        self.context_length = min((length for length in known if length), default=None)
 
     def weights_loaded(self, step: int) -> None:
         """Record that the trainer itself has loaded the weights of this step; a sleeping engine loads them again."""
