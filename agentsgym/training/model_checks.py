@@ -19,12 +19,7 @@ from torch import nn
 
 from agentsgym.agents.build import refuse_prompt_learning
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
-from agentsgym.agents.policy.model import (
-    fixed_rope_length,
-    num_positions,
-    shared_vocabulary_size,
-    warn_of_short_context,
-)
+from agentsgym.agents.policy.model import fixed_rope_length, num_positions, shared_vocabulary_size, warn_of_context
 from agentsgym.agents.policy.saving import source_of
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.envs.base import MultistepEnv
@@ -171,8 +166,8 @@ def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, acc
     _settle_draws(model, is_disabled=args.disable_dropout)
     check_logits(model, args.temperature, is_sharded=is_sharded(accelerator))
     if fixed_rope_length(model) is None:
-        context = getattr(agent, "context_length", None)
-        return warn_of_short_context(type(model).__name__, context, args.max_completion_length)
+        warn_of_context(type(model).__name__, getattr(agent, "context_length", None), args.max_completion_length)
+        return
     length = cast("int", num_positions(model))
     length -= length % int(args.pad_to_multiple_of or 1)
     agent.context_length = min(length, getattr(agent, "context_length", None) or length)

@@ -168,7 +168,7 @@ def fixed_rope_length(model: Any) -> int | None:
     return None
 
 
-def warn_of_short_context(name: str, length: int | None, longest: int | None) -> None:
+def warn_of_context(name: str, length: int | None, longest: int | None) -> None:
     """Warn, once, about a context that ends conversations before their own limit."""
     if length and longest and length <= longest:
         text = "%s has a context of %d tokens, where episodes end with max_tokens: max_completion_length=%d allows more"

@@ -28,26 +28,21 @@ def source_of(model: Any) -> str:
     return model if isinstance(model, str) else str(getattr(model.config, "name_or_path", None) or "")
 
 
-def save_rest(given: Any, model: Any, folder: Path, source: str, *, keeps_dtypes: bool = False) -> None:
+def save_rest(given: Any, model: Any, folder: Path, source: str = "", *, keeps_dtypes: bool = False) -> None:
     """Add to the folder of a trained model what its class and its tokenizer do not write.
 
-    This is what ``AutoProcessor`` reads, of the processor given or of the source, and the tensors of the source that
-    the class does not read; with ``keeps_dtypes``, tensors also have the dtypes of the source, whose values stay.
+    This is what ``AutoProcessor`` reads, of the processor given or of the source (the folder or name of the model), and
+    the source's tensors that the class does not read; with ``keeps_dtypes``, also its dtypes and unchanged values.
     """
-    _save_processor(given, model, folder, source)
+    source, is_given = source or source_of(model), isinstance(given, ProcessorMixin)
+    if is_given or model.config.get_text_config() is not model.config:
+        with tempfile.TemporaryDirectory() as place:
+            if is_given:
+                given.save_pretrained(place)  # pyright: ignore[reportUnknownMemberType]
+            for name in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME, VIDEO_PROCESSOR_NAME):
+                if file := _find(place if is_given else source, name):
+                    shutil.copyfile(file, folder / name)
     _restore(model, folder, source, keeps_dtypes=keeps_dtypes)
-
-
-def _save_processor(given: Any, model: Any, folder: Path, source: str) -> None:
-    is_given = isinstance(given, ProcessorMixin)
-    if not is_given and model.config.get_text_config() is model.config:
-        return
-    with tempfile.TemporaryDirectory() as place:
-        if is_given:
-            given.save_pretrained(place)  # pyright: ignore[reportUnknownMemberType]
-        for name in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME, VIDEO_PROCESSOR_NAME):
-            if file := _find(place if is_given else source, name):
-                shutil.copyfile(file, folder / name)
 
 
 def _find(source: str, name: str) -> Path | None:
@@ -62,17 +57,15 @@ def _restore(model: Any, folder: Path, source: str, *, keeps_dtypes: bool) -> No
     if place is None or not own.is_file():  # adapters alone have none
         return
     config, values = (json.loads(file.read_text(encoding="utf-8")) for file in (place, own))
-    if config.get("architectures") != values["architectures"]:
+    if config.get("architectures") != values.get("architectures"):
         return
     old, new = _tensors(place.parent), _tensors(folder)
     if keeps_dtypes and old:
         values["dtype"] = config.get("dtype") or config.get("torch_dtype") or values["dtype"]
         _convert(old, new, getattr(torch, values["dtype"]))
         own.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    ignored = re.compile("|".join(model._keys_to_ignore_on_load_unexpected or ["$^"]))
-    names = [
-        name for name in old.keys() - new.keys() if name in getattr(model, "unread_tensors", ()) or ignored.search(name)
-    ]
+    known, ignored = getattr(model, "unread_tensors", ()), "|".join(model._keys_to_ignore_on_load_unexpected or ["$^"])
+    names = [name for name in old.keys() - new.keys() if name in known or re.search(ignored, name)]
     if names:
         save_file({name: old[name][1].get_tensor(name) for name in names}, folder / UNREAD, metadata=_METADATA)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from agentsgym.agents.policy.model import fixed_rope_length, warn_of_short_context
+from agentsgym.agents.policy.model import fixed_rope_length, warn_of_context
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.server import TransientError, VLLMServer, open_session
 from agentsgym.errors import AgentsGymError, ConfigError
@@ -216,9 +216,7 @@ class ServerWeights:
                 "frequencies of the model's RoPE change, in vLLM also those of shorter conversations: start the server "
                 f"with --max-model-len {fixed}"
             )
-        warn_of_short_context(
-            f"the vLLM server at {server.url}", server.context, self._generation.max_completion_length
-        )
+        warn_of_context(f"the vLLM server at {server.url}", server.context, self._generation.max_completion_length)
 
     def _push(self, url: str) -> None:
         """Push the weights to one server and set its weight version; the main rank has a time limit. Collective."""

@@ -17,7 +17,7 @@ from accelerate import PartialState
 from safetensors.torch import load_model, save_model
 from trl import GRPOTrainer
 
-from agentsgym.agents.policy.saving import save_rest, source_of
+from agentsgym.agents.policy.saving import save_rest
 from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NonFiniteCheck
@@ -209,8 +209,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             if self.args.should_save:
                 folder = Path(output_dir or cast("str", self.args.output_dir))
                 save_checkpoint(folder, self.estimator, self.value_model)
-                policy = self._trl.policy()
-                save_rest(self._given_processing_class, policy, folder, source_of(policy))
+                save_rest(self._given_processing_class, self._trl.policy(), folder)
                 if _internal_call:
                     reference = self._trl.synced_reference()
                     save_run_state(folder, self.curriculum, self.generator.order, reference)
