@@ -121,22 +121,6 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
         KEPT,
     ),
-    "qwen4_exp": (
-        "qwen4_exp_text",
-        GROUPED
-        | EXPERTS
-        | DELTA
-        | {"layer_types": ["linear_attention", "indexed_attention"], "hc_count": 2, "hc_lowrank": 8}
-        | {
-            "ple_layer_ids": [],
-            "ple_embed_dim": 8,
-            "ngram_vocab_size_base": 64,
-            "make_ngram_vocab_size_divisible_by": 8,
-        }
-        | {"split_ngram_parts": 1, "heads_per_ngram": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1}
-        | {"indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 2},
-        KEPT,
-    ),
     "mamba": ("mamba", COMMON | {"state_size": 8}, STEPPED),
     "jamba": (
         "jamba",
