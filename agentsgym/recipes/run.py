@@ -381,10 +381,10 @@ class TrainingRun:
             self.model = trainer.model
             self._merge_adapters()
         if is_sharded(trainer.accelerator):
-            place, trainer.model = str(self.output / "model"), self.model
-            trainer.save_model(place)
+            trainer.model = self.model
+            trainer.save_model(str(self.output / "model"))
             PartialState().wait_for_everyone()
-            self.model = load_model(place)[0].to(self.args.device)
+            self.model = load_model(str(self.output / "model"))[0].to(self.args.device)
 
     def _merge_adapters(self) -> None:
         """Merge adapters into the weights, except those on 4-bit weights, to which the sum would be rounded again."""
@@ -402,8 +402,8 @@ class TrainingRun:
         place = self.output / folder
         self.model.save_pretrained(place)
         self.tokenizer.save_pretrained(place)
-        keeps_dtypes = self.keeps_dtypes and folder == "model"
-        save_rest(self._processing_class, self.model, place, self._source, keeps_dtypes=keeps_dtypes)
+        keeps = self.keeps_dtypes and folder == "model"
+        save_rest(self._processing_class, self.model, place, self._source, keeps_dtypes=keeps)
 
     def write_transcripts(self, *names: str) -> None:
         """Write the episodes of evaluations as text to ``transcripts_<name>.txt``, on the first rank."""

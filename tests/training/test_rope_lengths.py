@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from accelerate.utils import DistributedType
-from games import NUMBERS, GuessNumber, logged, policy, recording, settings, tasks
+from games import NUMBERS, GuessNumber, logged, policy, recording, settings, tasks, trainer_of
 from transformers import AutoModelForCausalLM
 
 from agentsgym import Agent, ConfigError, GRPOEnvTrainer
+from agentsgym.tiny import tiny_model
 from agentsgym.training.model_checks import check_exactness
 
 LENGTH = 64
@@ -68,3 +69,11 @@ def test_settings_that_reach_beyond_are_refused(changes: dict[str, Any], complai
         return
     with pytest.raises(ConfigError, match=complaint):
         check_exactness(model, Agent(), args, accelerator)
+
+
+def test_a_context_that_ends_episodes_early_is_warned_of_before_anything_is_played(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for most in (1023, 1024):
+        trainer_of(tmp_path, model=tiny_model(policy()[1], max_positions=1024), max_completion_length=most).close()
+    assert caplog.text.count("has a context of 1024 tokens, where episodes end with max_tokens: max_comp") == 1

@@ -57,6 +57,27 @@ def test_two_ranks_that_share_the_weights_keep_every_tensor(changes: dict[str, A
     check_kept(folder, tmp_path / "out" / "model")
 
 
+def test_saved_folders_and_checkpoints_have_what_the_class_never_reads(tmp_path: Path) -> None:
+    folder = mixed_folder("gemma3", tmp_path / "model")
+    options = {"model": folder, "env_class": Lengths, "save_strategy": "steps", "save_steps": 1}
+    with trainer_of(tmp_path / "out", max_steps=1, **options) as trainer:
+        trainer.train()
+        trainer.save_model(str(tmp_path / "saved"))
+    for place in (tmp_path / "saved", tmp_path / "out" / "checkpoint-1"):
+        assert tensors(place).keys() == tensors(folder).keys()
+    with trainer_of(tmp_path / "out", max_steps=2, **options) as trainer:
+        trainer.train(resume_from_checkpoint=True)
+
+
+def test_what_a_coarser_dtype_rounds_is_saved_as_it_was(tmp_path: Path) -> None:
+    folder = mixed_folder("gemma3", tmp_path / "model")
+    run = TrainingRun(load_policy(folder), settings(tmp_path / "out"))
+    run.keeps_dtypes = True
+    run.save_policy()
+    before, after = tensors(folder), tensors(tmp_path / "out" / "model")
+    assert all(one.equal(after[name]) and one.dtype is after[name].dtype for name, one in before.items())
+
+
 def test_another_dtype_is_kept_if_it_was_asked_for(tmp_path: Path) -> None:
     folder = folder_of(whole("gemma3").bfloat16(), tmp_path / "model")
     agentsgym.train(configured(tmp_path, folder, model_settings={"dtype": "float32"}))

@@ -71,10 +71,7 @@ def _restore(model: Any, folder: Path, source: str, *, keeps_dtypes: bool) -> No
 
 
 def _convert(old: _Tensors, new: _Tensors, usual: torch.dtype) -> None:
-    """Convert written tensors to the dtypes that they had, those under a new name to the usual one.
-
-    A tensor that differs from the old one only by rounding, in the dtype in which it was trained, is replaced by it.
-    """
+    """Convert written tensors to the dtypes that they had, or the usual one; what differs only by rounding stays."""
     for file in {file for file, _ in new.values()}:
         tensors = load_file(file)
         for name, tensor in tensors.items():

@@ -78,9 +78,7 @@ def spare_layers(adapters: Any, model: Any) -> Any:
     adapters, spared = copy.copy(adapters), [*_spared(model)]
     adapters.exclude_modules = spared or None
     if spared:
-        text = (
-            "target_modules='all-linear' leaves %s without adapters: to choose the layers yourself, set exclude_modules"
-        )
+        text = "target_modules='all-linear' leaves out %s: to choose the layers yourself, set exclude_modules"
         logger.warning(text, shown(spared, 160))
     return adapters
 
