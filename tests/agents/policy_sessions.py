@@ -51,7 +51,7 @@ MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_
 
 KEPT, STEPPED, ALONE, UNCACHED = "kept", "kept, with a forward pass for each new token", "prefilled again", "run again"
 # The kind of model, its options, and what becomes of its cache.
-KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
+KINDS: dict[str, tuple[str, dict[str, Any], str]] = {  # besides those of test_model_families.py
     "llama": ("llama", GROUPED, KEPT),
     "llama-eager": ("llama", GROUPED | {"attn_implementation": "eager"}, KEPT),
     "qwen3": ("qwen3", GROUPED, KEPT),
@@ -67,11 +67,6 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     # windows and chunks, shorter than the conversations
     "mistral": ("mistral", GROUPED | {"sliding_window": 4}, KEPT),
     "gemma2": ("gemma2", GROUPED | UNTIED | {"sliding_window": 4}, KEPT),
-    "gemma3": (
-        "gemma3_text",
-        GROUPED | UNTIED | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
-        KEPT,
-    ),
     # layers whose numbers of key and value heads differ, experts beside a dense layer
     "gemma4": (
         "gemma4_text",
@@ -82,7 +77,6 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
         KEPT,
     ),
-    "gpt_oss": ("gpt_oss", GROUPED | EXPERTS | {"sliding_window": 4}, KEPT),
     "llama4": (
         "llama4_text",
         GROUPED | EXPERTS | {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]},
@@ -94,39 +88,14 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
         GROUPED | LATENT | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
         KEPT,
     ),
-    # sparse attention, whose indexer has a cache of its own
-    "deepseek_v32": (
-        "deepseek_v32",
-        GROUPED
-        | EXPERTS
-        | LATENT
-        | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-        | {"index_n_heads": 32, "index_head_dim": 16, "index_topk": 6},
-        KEPT,
-    ),
     # states beside attention, or alone
     "qwen3_next": (
         "qwen3_next",
         GROUPED | EXPERTS | DELTA | {"layer_types": ["linear_attention", "full_attention"]},
         KEPT,
     ),
-    "lfm2": ("lfm2", GROUPED | {"layer_types": ["conv", "full_attention"]}, KEPT),
     "bamba": ("bamba", GROUPED | MAMBA2 | {"attn_layer_indices": [1]}, KEPT),
-    "falcon_h1": ("falcon_h1", GROUPED | MAMBA2 | {"mamba_d_ssm": 64}, KEPT),
-    "zaya": (
-        "zaya",
-        GROUPED
-        | EXPERTS
-        | {"num_hidden_layers": 4, "router_hidden_size": 8, "sliding_window": 4}
-        | {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
-        KEPT,
-    ),
     "mamba": ("mamba", COMMON | {"state_size": 8}, STEPPED),
-    "jamba": (
-        "jamba",
-        GROUPED | EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8},
-        STEPPED,
-    ),
     "recurrent_gemma": (
         "recurrent_gemma",
         GROUPED | {"lru_width": 32, "block_types": ["recurrent", "attention"], "attention_window_size": 64},
