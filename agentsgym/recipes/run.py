@@ -402,8 +402,7 @@ class TrainingRun:
         place = self.output / folder
         self.model.save_pretrained(place)
         self.tokenizer.save_pretrained(place)
-        keeps = self.keeps_dtypes and folder == "model"
-        save_rest(self._processing_class, self.model, place, self._source, keeps_dtypes=keeps)
+        save_rest(self._processing_class, self.model, place, self._source, keep=self.keeps_dtypes and folder == "model")
 
     def write_transcripts(self, *names: str) -> None:
         """Write the episodes of evaluations as text to ``transcripts_<name>.txt``, on the first rank."""

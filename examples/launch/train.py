@@ -4,8 +4,9 @@
         examples/launch/runs/all_weights.yaml --set training.max_steps=100
 
 The file has the format of ``agentsgym train``. That command also evaluates before and after training and supports a
-warm start, for which each process needs all weights, so it does not support sharding. Here only the trainer evaluates
-(``training.eval_strategy`` and ``training.eval_steps``), on the tasks of the file's ``evaluation``.
+warm start, for which each process needs all weights, so it shards them only while it trains, without a warm start. Here
+only the trainer evaluates (``training.eval_strategy`` and ``training.eval_steps``), on the tasks of the file's
+``evaluation``.
 """
 
 from __future__ import annotations

@@ -31,23 +31,8 @@ GROUPED = COMMON | {"num_key_value_heads": 2, "head_dim": 8}
 UNTIED = {"tie_word_embeddings": False}
 EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-DELTA = {
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "shared_expert_intermediate_size": 16,
-}
-GEMMA4 = {
-    "global_head_dim": 16,
-    "attention_k_eq_v": True,
-    "num_global_key_value_heads": 1,
-    "num_kv_shared_layers": 0,
-    "hidden_size_per_layer_input": 0,
-    "enable_moe_block": True,
-    "top_k_experts": 1,
-}
-MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
+DELTA = EXPERTS | {f"linear_num_{name}_heads": 2 for name in ("value", "key")} | {"linear_key_head_dim": 8}
+DELTA |= {"linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}
 
 KEPT, STEPPED, ALONE, UNCACHED = "kept", "kept, with a forward pass for each new token", "prefilled again", "run again"
 # The kind of model, its options, and what becomes of its cache.
@@ -57,31 +42,14 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {  # besides those of test_m
     "qwen3": ("qwen3", GROUPED, KEPT),
     # absolute positions
     "gpt2": ("gpt2", COMMON, KEPT),
-    "opt": ("opt", COMMON | {"ffn_dim": 32, "word_embed_proj_dim": 32}, KEPT),
     # positions as biases
     "bloom": ("bloom", COMMON, KEPT),
-    "mpt": ("mpt", COMMON, KEPT),
-    "falcon": ("falcon", COMMON | {"alibi": True}, KEPT),
     # experts whose use is balanced in the loss
     "mixtral": ("mixtral", GROUPED | EXPERTS | {"output_router_logits": True}, KEPT),
     # windows and chunks, shorter than the conversations
     "mistral": ("mistral", GROUPED | {"sliding_window": 4}, KEPT),
     "gemma2": ("gemma2", GROUPED | UNTIED | {"sliding_window": 4}, KEPT),
-    # layers whose numbers of key and value heads differ, experts beside a dense layer
-    "gemma4": (
-        "gemma4_text",
-        GROUPED
-        | UNTIED
-        | EXPERTS
-        | GEMMA4
-        | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
-        KEPT,
-    ),
-    "llama4": (
-        "llama4_text",
-        GROUPED | EXPERTS | {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]},
-        KEPT,
-    ),
+    "gpt_oss": ("gpt_oss", GROUPED | EXPERTS | {"sliding_window": 4}, KEPT),
     # latent attention
     "deepseek_v3": (
         "deepseek_v3",
@@ -89,18 +57,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {  # besides those of test_m
         KEPT,
     ),
     # states beside attention, or alone
-    "qwen3_next": (
-        "qwen3_next",
-        GROUPED | EXPERTS | DELTA | {"layer_types": ["linear_attention", "full_attention"]},
-        KEPT,
-    ),
-    "bamba": ("bamba", GROUPED | MAMBA2 | {"attn_layer_indices": [1]}, KEPT),
+    "qwen3_next": ("qwen3_next", GROUPED | DELTA | {"layer_types": ["linear_attention", "full_attention"]}, KEPT),
     "mamba": ("mamba", COMMON | {"state_size": 8}, STEPPED),
-    "recurrent_gemma": (
-        "recurrent_gemma",
-        GROUPED | {"lru_width": 32, "block_types": ["recurrent", "attention"], "attention_window_size": 64},
-        ALONE,
-    ),
     # caches of another make, or none
     "rwkv": ("rwkv", COMMON | {"attention_hidden_size": 32}, ALONE),
     "openai-gpt": ("openai-gpt", COMMON, ALONE),

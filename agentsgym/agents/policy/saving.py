@@ -28,11 +28,11 @@ def source_of(model: Any) -> str:
     return model if isinstance(model, str) else str(getattr(model.config, "name_or_path", None) or "")
 
 
-def save_rest(given: Any, model: Any, folder: Path, source: str = "", *, keeps_dtypes: bool = False) -> None:
+def save_rest(given: Any, model: Any, folder: Path, source: str = "", *, keep: bool = False) -> None:
     """Add to the folder of a trained model what its class and its tokenizer do not write.
 
     This is what ``AutoProcessor`` reads, of the processor given or of the source (the folder or name of the model), and
-    the source's tensors that the class does not read; with ``keeps_dtypes``, also its dtypes and unchanged values.
+    the source's tensors that the class does not read; with ``keep``, also its dtypes and unchanged values.
     """
     source, is_given = source or source_of(model), isinstance(given, ProcessorMixin)
     if is_given or model.config.get_text_config() is not model.config:
@@ -42,7 +42,7 @@ def save_rest(given: Any, model: Any, folder: Path, source: str = "", *, keeps_d
             for name in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME, VIDEO_PROCESSOR_NAME):
                 if file := _find(place if is_given else source, name):
                     shutil.copyfile(file, folder / name)
-    _restore(model, folder, source, keeps_dtypes=keeps_dtypes)
+    _restore(model, folder, source, keeps_dtypes=keep)
 
 
 def _find(source: str, name: str) -> Path | None:
