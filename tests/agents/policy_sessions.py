@@ -31,34 +31,123 @@ GROUPED = COMMON | {"num_key_value_heads": 2, "head_dim": 8}
 UNTIED = {"tie_word_embeddings": False}
 EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-DELTA = EXPERTS | {f"linear_num_{name}_heads": 2 for name in ("value", "key")} | {"linear_key_head_dim": 8}
-DELTA |= {"linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}
+DELTA = {
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 16,
+}
+GEMMA4 = {
+    "global_head_dim": 16,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "top_k_experts": 1,
+}
+MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
 
 KEPT, STEPPED, ALONE, UNCACHED = "kept", "kept, with a forward pass for each new token", "prefilled again", "run again"
 # The kind of model, its options, and what becomes of its cache.
-KINDS: dict[str, tuple[str, dict[str, Any], str]] = {  # besides those of test_model_families.py
+KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("llama", GROUPED, KEPT),
     "llama-eager": ("llama", GROUPED | {"attn_implementation": "eager"}, KEPT),
     "qwen3": ("qwen3", GROUPED, KEPT),
     # absolute positions
     "gpt2": ("gpt2", COMMON, KEPT),
+    "opt": ("opt", COMMON | {"ffn_dim": 32, "word_embed_proj_dim": 32}, KEPT),
     # positions as biases
     "bloom": ("bloom", COMMON, KEPT),
+    "mpt": ("mpt", COMMON, KEPT),
+    "falcon": ("falcon", COMMON | {"alibi": True}, KEPT),
     # experts whose use is balanced in the loss
     "mixtral": ("mixtral", GROUPED | EXPERTS | {"output_router_logits": True}, KEPT),
     # windows and chunks, shorter than the conversations
     "mistral": ("mistral", GROUPED | {"sliding_window": 4}, KEPT),
     "gemma2": ("gemma2", GROUPED | UNTIED | {"sliding_window": 4}, KEPT),
+    "gemma3": (
+        "gemma3_text",
+        GROUPED | UNTIED | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        KEPT,
+    ),
+    # layers whose numbers of key and value heads differ, experts beside a dense layer
+    "gemma4": (
+        "gemma4_text",
+        GROUPED
+        | UNTIED
+        | EXPERTS
+        | GEMMA4
+        | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
+        KEPT,
+    ),
     "gpt_oss": ("gpt_oss", GROUPED | EXPERTS | {"sliding_window": 4}, KEPT),
+    "llama4": (
+        "llama4_text",
+        GROUPED | EXPERTS | {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]},
+        KEPT,
+    ),
     # latent attention
     "deepseek_v3": (
         "deepseek_v3",
         GROUPED | LATENT | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
         KEPT,
     ),
+    # sparse attention, whose indexer has a cache of its own
+    "deepseek_v32": (
+        "deepseek_v32",
+        GROUPED
+        | EXPERTS
+        | LATENT
+        | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+        | {"index_n_heads": 32, "index_head_dim": 16, "index_topk": 6},
+        KEPT,
+    ),
     # states beside attention, or alone
-    "qwen3_next": ("qwen3_next", GROUPED | DELTA | {"layer_types": ["linear_attention", "full_attention"]}, KEPT),
+    "qwen3_next": (
+        "qwen3_next",
+        GROUPED | EXPERTS | DELTA | {"layer_types": ["linear_attention", "full_attention"]},
+        KEPT,
+    ),
+    "lfm2": ("lfm2", GROUPED | {"layer_types": ["conv", "full_attention"]}, KEPT),
+    "bamba": ("bamba", GROUPED | MAMBA2 | {"attn_layer_indices": [1]}, KEPT),
+    "falcon_h1": ("falcon_h1", GROUPED | MAMBA2 | {"mamba_d_ssm": 64}, KEPT),
+    "zaya": (
+        "zaya",
+        GROUPED
+        | EXPERTS
+        | {"num_hidden_layers": 4, "router_hidden_size": 8, "sliding_window": 4}
+        | {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+        KEPT,
+    ),
+    "qwen4_exp": (
+        "qwen4_exp_text",
+        GROUPED
+        | EXPERTS
+        | DELTA
+        | {"layer_types": ["linear_attention", "indexed_attention"], "hc_count": 2, "hc_lowrank": 8}
+        | {
+            "ple_layer_ids": [],
+            "ple_embed_dim": 8,
+            "ngram_vocab_size_base": 64,
+            "make_ngram_vocab_size_divisible_by": 8,
+        }
+        | {"split_ngram_parts": 1, "heads_per_ngram": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1}
+        | {"indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 2},
+        KEPT,
+    ),
     "mamba": ("mamba", COMMON | {"state_size": 8}, STEPPED),
+    "jamba": (
+        "jamba",
+        GROUPED | EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8},
+        STEPPED,
+    ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        GROUPED | {"lru_width": 32, "block_types": ["recurrent", "attention"], "attention_window_size": 64},
+        ALONE,
+    ),
     # caches of another make, or none
     "rwkv": ("rwkv", COMMON | {"attention_hidden_size": 32}, ALONE),
     "openai-gpt": ("openai-gpt", COMMON, ALONE),

@@ -119,16 +119,27 @@ class GrowingHybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):
 
 
 class GrowingIndexedLayer(GrowingLayer):
-    """A layer of sparse attention, with the keys by which an indexer selects columns."""
+    """A layer of sparse attention, with the keys by which an indexer selects columns, and in some models positions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = (GrowingLayer(),)  # without values
+        self.parts = GrowingLayer(), GrowingLayer()  # without values
 
     def update_indexer(self, indexer_key_states: Any) -> Any:
         """Append the keys of new columns, (N, Q, D), and return those of all columns, (N, C, D)."""
         keys = indexer_key_states[:, None]
         return self.parts[0].update(keys, keys[..., :0])[0][:, 0]
+
+    @property
+    def indexer_position_ids(self) -> Any:
+        """The positions of all columns, (P, N, C); None if there are none."""
+        part = self.parts[1]
+        return None if part.keys is None else part.keys[:, :, : part.num_columns, 0].transpose(0, 1)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: Any) -> None:
+        new = positions.transpose(0, 1)[:, :, self.parts[1].num_columns :, None]
+        self.parts[1].update(new, new[..., :0])
 
 
 def growing_layer(layer: Any) -> Any:
