@@ -26,7 +26,7 @@ from transformers import (
     TrainerCallback,
 )
 from vllm_engines import Engine, ScriptedGeneration, started
-from whole_models import TEXT, Lengths, check_kept, configured, folder_of, mixed_folder, tensors, whole
+from whole_models import TEXT, Lengths, change, check_kept, configured, folder_of, mixed_folder, tensors, whole
 
 import agentsgym
 from agentsgym import ConfigError, GRPOEnvTrainer, PolicyAgent, TrainingRun, imitate
@@ -82,6 +82,14 @@ def test_another_dtype_is_kept_if_it_was_asked_for(tmp_path: Path) -> None:
     folder = folder_of(whole("gemma3").bfloat16(), tmp_path / "model")
     agentsgym.train(configured(tmp_path, folder, model_settings={"dtype": "float32"}))
     assert {one.dtype for one in tensors(tmp_path / "out" / "model").values()} == {torch.float32}
+
+
+def test_the_dtype_of_weights_in_a_pickle_is_kept(tmp_path: Path) -> None:
+    folder = folder_of(policy()[0].bfloat16(), tmp_path / "model")
+    torch.save(tensors(folder), f"{folder}/pytorch_model.bin")
+    Path(folder, "model.safetensors").unlink()
+    agentsgym.train(configured(tmp_path, folder))
+    assert {one.dtype for one in tensors(tmp_path / "out" / "model").values()} == {torch.bfloat16}
 
 
 def test_the_class_that_a_folder_names_is_loaded(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def _restore(model: Any, folder: Path, source: str, *, keeps_dtypes: bool) -> No
     if config.get("architectures") != values.get("architectures"):
         return
     old, new = _tensors(place.parent), _tensors(folder)
-    if keeps_dtypes and old:
+    if keeps_dtypes:
         values["dtype"] = config.get("dtype") or config.get("torch_dtype") or values["dtype"]
         _convert(old, new, getattr(torch, values["dtype"]))
         own.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
