@@ -1,5 +1,6 @@
 """Grouped heads attend without copies of what is cached, to the same result, and the model is left as it was."""
 
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -10,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_sessions import Session, greedy, greedy_reference, model_of, new_model, play
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, LlamaForCausalLM
 from transformers.integrations import sdpa_attention
 
-from agentsgym.agents.policy.decoding import grouped_attention, grouped_sdpa, has_grouped_sdpa
+from agentsgym.agents.policy.decoding import grouped_attention, grouped_sdpa, has_plain_sdpa
 
 PLAIN = cast("Callable[..., Any]", AttentionInterface()["sdpa"])
 
@@ -122,12 +124,12 @@ class OwnForward(LlamaForCausalLM):
     """A model of another module, whose functions are not known to be those of transformers."""
 
 
-def test_only_plain_grouped_sdpa_is_touched() -> None:
-    assert has_grouped_sdpa(model_of("llama"))
-    for kind in ("llama-eager", "gpt2", "gpt_oss", "deepseek_v3", "rwkv"):
-        assert not has_grouped_sdpa(model_of(kind))
+def test_only_plain_sdpa_is_touched() -> None:
+    assert has_plain_sdpa(model_of("llama"))
+    for kind in ("llama-eager", "gpt_oss", "rwkv"):
+        assert not has_plain_sdpa(model_of(kind))
     config: Any = model_of("llama").config
-    assert not has_grouped_sdpa(OwnForward(config))
+    assert not has_plain_sdpa(OwnForward(config))
 
 
 def test_a_model_that_cannot_do_without_its_own_is_run_with_that(caplog: pytest.LogCaptureFixture) -> None:
@@ -145,3 +147,30 @@ def test_a_model_that_cannot_do_without_its_own_is_run_with_that(caplog: pytest.
     assert not [record for record in caplog.records if record.name.startswith("agentsgym")]
     for session in sessions:
         assert all(output == greedy_reference(model, prompt, 5) for prompt, output in session.turns)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["llama", "bamba"])
+def test_the_operators_of_a_turn_do_not_grow_with_its_rows(kind: str) -> None:
+    counts: list[Counter[str]] = []
+    for num_sessions in (4, 12):
+        sessions, agent = [Session(n % 4) for n in range(num_sessions)], greedy(new_model(kind))
+        agent.stop_token_ids = frozenset()
+        for limit in (2, 5):
+            with Operators() as operators:
+                play(agent, sessions, limit)
+        counts.append(operators.counts)
+    assert counts[0] == counts[1]
+    # Reading waits for the device. Transformers reads its mask when several tokens run, and in hybrid models.
+    assert kind != "llama" or counts[0]["_local_scalar_dense"] <= 2

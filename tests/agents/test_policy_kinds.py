@@ -169,10 +169,10 @@ def test_padding_rows_change_nothing_of_what_is_sampled(options: dict[str, Any])
 
 def test_log_probabilities_are_those_of_the_ids_that_the_tokenizer_knows() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0, 9.0]])
-    [token], [logprob] = Sampler(SamplingParams(), 3).draw(logits, [0.999])
+    [token], [logprob] = Sampler(SamplingParams(), 3).draw(logits, torch.tensor([0.999]))
     assert token == 2
     assert logprob == pytest.approx(3 - math.log(math.exp(1) + math.exp(2) + math.exp(3)), abs=1e-6)
-    [token], [logprob] = Sampler(SamplingParams()).draw(logits, [0.999])
+    [token], [logprob] = Sampler(SamplingParams()).draw(logits, torch.tensor([0.999]))
     assert token == 3
     assert logprob == pytest.approx(9 - math.log(math.exp(1) + math.exp(2) + math.exp(3) + math.exp(9)), abs=1e-6)
 

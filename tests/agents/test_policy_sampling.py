@@ -98,7 +98,9 @@ def test_sampling_is_that_of_transformers(options: dict[str, Any]) -> None:
 )
 def test_the_cumulative_probability_is_inverted(weights: list[float], fraction: float) -> None:
     # In double precision, as the sums are: 1e-30 is lost in a sum of ordinary numbers there too.
-    [[token]] = inverse_transform_sample(torch.tensor([weights], dtype=torch.float64), [fraction]).tolist()
+    [[token]] = inverse_transform_sample(
+        torch.tensor([weights], dtype=torch.float64), torch.tensor([fraction], dtype=torch.float64)
+    ).tolist()
     assert token == first_beyond(weights, fraction)
     assert weights[token] > 0
 
@@ -109,9 +111,11 @@ def test_unlikely_tokens_of_a_large_vocabulary_are_drawn_too() -> None:
     probabilities[0, 0] = 1.0
     total = 1 + (size - 1) * unlikely
     for token in (1, 2, 1000, 1001, 99_999, size - 1):
-        drawn = inverse_transform_sample(probabilities, [(1 + (token - 0.5) * unlikely) / total])
+        drawn = inverse_transform_sample(
+            probabilities, torch.tensor([(1 + (token - 0.5) * unlikely) / total], dtype=torch.float64)
+        )
         assert drawn.item() == pytest.approx(token, abs=1)
-    assert inverse_transform_sample(probabilities, [0.999]).item() == 0
+    assert inverse_transform_sample(probabilities, torch.tensor([0.999])).item() == 0
 
 
 def test_frequencies_are_the_probabilities() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -33,12 +33,15 @@ from agentsgym.fields import Check, is_int, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
+_TOKENS_AHEAD = 32  # random numbers that are moved to the device together
+
 
 @dataclass(eq=False, slots=True)
 class _SamplingState:
-    """The state of one conversation: its random generator, its cached prefix, and the sample of this turn."""
+    """The state of one conversation: its random numbers, its cached prefix, and the sample of this turn."""
 
     rng: random.Random
+    uniforms: list[float] = field(default_factory=list[float])  # drawn ahead, from the turn's first token on
     prefix: CachedPrefix = field(default_factory=CachedPrefix)
     sampled: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -48,6 +51,10 @@ class _SamplingState:
     @property
     def is_open(self) -> bool:
         return not self.stopped and len(self.sampled) < self.limit
+
+    def uniforms_of(self, start: int, stop: int) -> list[float]:
+        self.uniforms += [self.rng.random() for _ in range(stop - len(self.uniforms))]
+        return self.uniforms[start:stop]
 
 
 class PolicyAgent(Agent, TrainedPolicy):
@@ -73,6 +80,7 @@ class PolicyAgent(Agent, TrainedPolicy):
     """
 
     logprobs_match_trained_weights = True
+    _moves_weights = False  # whether a forward pass may leave weights gathered
 
     def __init__(
         self,
@@ -173,25 +181,24 @@ class PolicyAgent(Agent, TrainedPolicy):
         """Sample one answer per request, up to its limit; after an error, the next call draws the same."""
         number, started = self._next_number, dict(self._started)
         states = list(map(self._state, requests, limits))
-        draws = [state.rng.getstate() for state in states]
         prompts = [request.token_ids for request in requests]
         try:
             with self._inference():
-                if self._weights != self._versions():
+                weights = self._versions()
+                if self._weights != weights:
                     self._forget()
                 strategy = select_strategy(self.model, self._forward)
                 for decoder in strategy([state.prefix for state in states], prompts):
                     self._sample_from(decoder, states, prompts)
-                self._weights = self._versions()  # taken last, since a sharded model may leave some weights gathered
+                self._weights = self._versions() if self._moves_weights else weights
         except BaseException:
             self._forget()  # a failed forward pass may have written part of the cache
             self._next_number, self._started = number, started
-            for state, drawn in zip(states, draws, strict=True):
-                state.rng.setstate(drawn)
             raise
         actions: list[Action] = []
         for state in states:
             ids = state.sampled
+            del state.uniforms[: len(ids)]
             is_ended = state.stopped and ids[-1] in self.stop_token_ids
             text = str(self.tokenizer.decode(ids[:-1] if is_ended else ids, skip_special_tokens=True))  # pyright: ignore[reportUnknownMemberType]
             actions.append(
@@ -244,10 +251,9 @@ class PolicyAgent(Agent, TrainedPolicy):
     def _sample_from(self, decoder: Decoder, states: list[_SamplingState], prompts: list[Sequence[int]]) -> None:
         logits = decoder.prefill()
         seen = None if self._sampler.penalty == 1.0 else seen_tokens(prompts, logits)
-        while True:
-            live = [states[index] for index in decoder.indices]
-            uniforms = [one.rng.random() if one.is_open else 0.0 for one in live]
+        for uniforms in _uniforms(decoder, states, logits.device):
             tokens, logprobs = self._sampler.draw(logits, uniforms, None if seen is None else seen[decoder.indices])
+            live = [states[index] for index in decoder.indices]
             fed: dict[int, int] = {}
             for index, one, token, logprob in zip(decoder.indices, live, tokens, logprobs, strict=True):
                 if one.is_open:
@@ -261,6 +267,19 @@ class PolicyAgent(Agent, TrainedPolicy):
             if seen is not None:
                 seen[list(fed), list(fed.values())] = True
             logits = decoder.extend(fed)
+
+
+def _uniforms(decoder: Decoder, states: list[_SamplingState], device: torch.device) -> Iterator[torch.Tensor]:
+    """Yield the random number of each row, float64, (N,), for one token after another; they are moved in blocks."""
+    place = 0
+    while True:
+        indices = decoder.indices
+        drawn = [states[index].uniforms_of(place, place + _TOKENS_AHEAD) for index in indices]
+        for column in torch.tensor(drawn, dtype=torch.float64, device=device).unbind(1):
+            if decoder.indices is not indices:  # other rows now
+                break
+            yield column
+            place += 1
 
 
 class CopiedPolicyAgent(PolicyAgent):

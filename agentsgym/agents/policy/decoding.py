@@ -74,31 +74,27 @@ AttentionInterface.register(_GROUPED, grouped_sdpa)  # pyright: ignore[reportUnk
 AttentionMaskInterface.register(_GROUPED, ALL_MASK_ATTENTION_FUNCTIONS[_SDPA])  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
-def has_grouped_sdpa(model: PreTrainedModel) -> bool:
-    """Whether a model, without its adapters, uses grouped-query attention and transformers' own ``sdpa``."""
+def has_plain_sdpa(model: PreTrainedModel) -> bool:
+    """Whether a model, without its adapters, uses transformers' own ``sdpa`` in all layers."""
     unwrapped = without_adapters(model)
     config: Any = unwrapped.config
-    layer = config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config  # Gemma 4's differ
     functions = getattr(sys.modules[type(unwrapped).__module__], "ALL_ATTENTION_FUNCTIONS", None)
     return (
         functions is ALL_ATTENTION_FUNCTIONS  # some models define their own functions
         and not config.sub_configs  # which may each have their own implementation
         and config._attn_implementation == _SDPA
-        and (getattr(layer, "num_key_value_heads", None) or sys.maxsize) < getattr(layer, "num_attention_heads", 0)
     )
 
 
 @contextmanager
 def grouped_attention(model: Any) -> Generator[None]:
-    """Make a model whose attention implementation is ``sdpa`` use :func:`grouped_sdpa` inside the ``with`` block."""
-    if model.config._attn_implementation != _SDPA:  # it may have been changed since it was checked
-        yield
-        return
-    model.set_attn_implementation(_GROUPED)
+    """Make a model for which :func:`has_plain_sdpa` use :func:`grouped_sdpa` inside the ``with`` block."""
+    config = model.config
+    config._attn_implementation = _GROUPED  # without model.set_attn_implementation's walk over all modules
     try:
         yield
     finally:
-        model.set_attn_implementation(_SDPA)
+        config._attn_implementation = _SDPA
 
 
 _CACHE_NAMES = (*CACHE_NAMES, "state", "past_buckets_states")  # with those of models that have a cache of their own
@@ -140,17 +136,18 @@ class Forward:
     """Calls a model with the arguments that it accepts."""
 
     def __init__(
-        self, model: PreTrainedModel, call: Callable[..., Any] | None = None, *, grouped: bool = False
+        self, model: PreTrainedModel, call: Callable[..., Any] | None = None, *, is_plain: bool = False
     ) -> None:
         """Set up; nothing is run.
 
         Args:
             model: A causal language model.
             call: What to call instead of the model, such as a wrapper; by default the model.
-            grouped: Whether to avoid the copies for grouped heads when several tokens are run.
+            is_plain: Whether ``sdpa`` may be given a mask for one new token, and :func:`grouped_sdpa` replace it for
+                several.
         """
         unwrapped = without_adapters(model)  # the forward method of adapters accepts any argument
-        self.model, self.call, self.device, self.grouped = model, call or model, model.device, grouped
+        self.model, self.call, self.device, self.is_plain = model, call or model, model.device, is_plain
         self.name, limit = type(unwrapped).__name__, num_positions(model)
         self.last_position = None if limit is None else limit - 1
         self.accepted = frozenset(inspect.signature(type(unwrapped).forward).parameters)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
@@ -161,9 +158,8 @@ class Forward:
         arguments["output_router_logits"] = False
         accepted = {name: value for name, value in arguments.items() if name in self.accepted}
         is_chunk = len(ids[0]) > 1
-        grouped = self.grouped and is_chunk  # transformers avoids the copies for single tokens
         with (
-            grouped_attention(self.model) if grouped else contextlib.nullcontext(),
+            grouped_attention(self.model) if self.is_plain and is_chunk else contextlib.nullcontext(),
             _contiguous_head(self.model) if is_chunk else contextlib.nullcontext(),
         ):
             return self.call(input_ids=torch.tensor(ids, device=self.device), **accepted)
@@ -236,6 +232,7 @@ class BatchedDecoder:
         layers = forward.new_cache().layers
         self.has_states = any(is_recurrent(layer) for layer in layers)
         self.has_columns = any(isinstance(layer, GrowingLayer) for layer in layers)
+        self.sees_all = all(type(layer) is GrowingLayer and not layer.is_sliding for layer in layers)
         self.one_by_one = one_by_one
         self.indices = list(range(len(prefixes)))
         self.num_shared: list[int] = []
@@ -351,8 +348,10 @@ class BatchedDecoder:
     def _run(self, ids: list[list[int]], padding: list[int] | None = None) -> torch.Tensor:
         mask, positions = self.rows.append(len(ids[0]), padding)
         arguments: dict[str, Any] = {self.forward.cache_name: self.rows.cache}
-        if self.has_columns:
-            arguments["attention_mask"] = mask
+        if self.forward.is_plain and self.sees_all and len(ids[0]) == 1:  # transformers would read its mask on the host
+            arguments["attention_mask"] = mask[:, None, None] if any(self.rows.starts) else None
+        elif self.has_columns:
+            arguments["attention_mask"] = mask.long()
         output = self.forward(ids, position_ids=positions, use_cache=True, logits_to_keep=1, **arguments)
         return output.logits[:, -1]
 

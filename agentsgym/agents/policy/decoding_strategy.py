@@ -22,7 +22,7 @@ from agentsgym.agents.policy.decoding import (
     Decoder,
     Forward,
     SequentialDecoder,
-    has_grouped_sdpa,
+    has_plain_sdpa,
 )
 from agentsgym.agents.policy.sampling import LOGITS_NOT_FINITE
 from agentsgym.errors import ConfigError
@@ -52,7 +52,7 @@ _STRATEGIES: dict[str, Callable[..., Iterator[Decoder]]] = {  # slow ones are na
     "prefilled again, entirely, for each turn of each conversation": functools.partial(_sequential, with_cache=True),
     "run again, entirely, for each token of each conversation": functools.partial(_sequential, with_cache=False),
 }
-# The strategy of each model, and whether copies for grouped heads are avoided.
+# The strategy of each model, and whether its attention is plain.
 _chosen: WeakKeyDictionary[PreTrainedModel, tuple[str, bool]] = WeakKeyDictionary()
 
 
@@ -69,7 +69,8 @@ def select_strategy(model: PreTrainedModel, call: Callable[..., Any] | None = No
     forward = Forward(model, call)
     if model not in _chosen:
         _chosen[model] = _choose(forward)
-    name, forward.grouped = _chosen[model]
+    name, is_plain = _chosen[model]
+    forward.is_plain = is_plain and has_plain_sdpa(model)  # it may have been exchanged since
     return functools.partial(_STRATEGIES[name], forward=forward)
 
 
@@ -82,8 +83,8 @@ def _choose(forward: Forward) -> tuple[str, bool]:
                 reason = "; ".join(dict.fromkeys(reasons))
                 logger.warning("the cache of %s is %s, since: %s", forward.name, name, reason)
             # Only the first strategy runs several tokens after a cache, with a mask.
-            grouped = Forward(forward.model, forward.call, grouped=not reasons and has_grouped_sdpa(forward.model))
-            return name, grouped.grouped and _reason_against(name, grouped) is None
+            plain = Forward(forward.model, forward.call, is_plain=not reasons and has_plain_sdpa(forward.model))
+            return name, plain.is_plain and _reason_against(name, plain) is None
         reasons.append(reason)
     raise ConfigError(
         f"{forward.name} cannot be sampled: no way of decoding token by token reproduces the logits of one forward "

@@ -39,6 +39,41 @@ class Place(NamedTuple):
     length: int
 
 
+class Copy:
+    """Copies conversations out of one cache, in one operation per buffer.
+
+    Attributes:
+        targets: The new row of each, (N,); None if they are all rows, in order.
+        rows: The row of each in the cache, (N,).
+    """
+
+    def __init__(self, targets: Sequence[int] | None, places: Sequence[Place], num_columns: int, device: Any) -> None:
+        self.targets = None if targets is None else torch.tensor(targets, device=device)
+        self.rows = torch.tensor([place.row for place in places], device=device)
+        self._firsts = torch.tensor([place.start + place.length - num_columns for place in places], device=device)
+        self._lines: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def __call__(self, buffer: torch.Tensor, capacity: int) -> torch.Tensor:
+        """Return the conversations' columns of a buffer, (R, H, C, D), as (N, H, ``capacity``, D).
+
+        Columns outside a place have any finite content.
+        """
+        _, heads, old, size = buffer.shape
+        lines = self._lines.get((heads, old, capacity))
+        if lines is None:  # the same for most layers
+            rows = self.rows[:, None] * heads + torch.arange(heads, device=buffer.device)
+            columns = (torch.arange(capacity, device=buffer.device) + self._firsts[:, None]).clamp(0, old - 1)
+            lines = self._lines[heads, old, capacity] = (rows[..., None] * old + columns[:, None]).flatten()
+        return buffer.flatten(0, 2).index_select(0, lines).view(len(self.rows), heads, capacity, size)
+
+    def put(self, copied: torch.Tensor, num_rows: int, into: torch.Tensor | None) -> torch.Tensor:
+        """Put copies into their rows of a tensor, or of a new one with ``num_rows``."""
+        if self.targets is None:
+            return copied
+        into = copied.new_zeros(num_rows, *copied.shape[1:]) if into is None else into
+        return into.index_copy_(0, self.targets, copied)
+
+
 class GrowingLayer(DynamicLayer):
     """Keys and values of one layer, written in place into buffers that double when they are full.
 
@@ -75,25 +110,20 @@ class GrowingLayer(DynamicLayer):
         """Return the number of columns that have been written."""
         return self.num_columns
 
-    def take(self, layers: Sequence[GrowingLayer], places: Sequence[Place], num_columns: int) -> None:
-        """Fill a new layer with one place from each of ``layers``, so that all end at column ``num_columns``."""
-        for row, (layer, place) in enumerate(zip(layers, places, strict=True)):
-            if place.length and layer.is_initialized:  # some models leave a layer's cache unused
-                self._reserve(layer.keys, layer.values, len(places), num_columns)
-                old = slice(place.start, place.start + place.length)
-                new = slice(num_columns - place.length, num_columns)
-                self.keys[row, :, new] = layer.keys[place.row, :, old]
-                self.values[row, :, new] = layer.values[place.row, :, old]
+    def take(self, sources: Sequence[tuple[GrowingLayer, Copy]], num_rows: int, num_columns: int) -> None:
+        """Fill a new layer of ``num_rows`` with copies from others, so that all end at column ``num_columns``."""
+        capacity = num_columns + _SPARE_COLUMNS
+        for layer, copy in sources:
+            if layer.is_initialized:  # some models leave a layer's cache unused
+                self.keys = copy.put(copy(layer.keys, capacity), num_rows, self.keys)
+                self.values = copy.put(copy(layer.values, capacity), num_rows, self.values)
+                self.is_initialized = True
         self.num_columns = num_columns
 
-    def shift(self, places: Sequence[Place], num_columns: int) -> None:
-        """Move the places within their rows, so that all end at column ``num_columns``."""
-        for place in places:
-            start = num_columns - place.length
-            if self.is_initialized and start != place.start:
-                old, new = slice(place.start, place.start + place.length), slice(start, num_columns)
-                self.keys[place.row, :, new] = self.keys[place.row, :, old].clone()
-                self.values[place.row, :, new] = self.values[place.row, :, old].clone()
+    def shift(self, copy: Copy | None, num_columns: int) -> None:
+        """Move all rows, so that they end at column ``num_columns``; with None, they do."""
+        if self.is_initialized and copy is not None:
+            self.keys, self.values = (copy(one, one.shape[2]) for one in (self.keys, self.values))
         self.num_columns = num_columns
 
     def _reserve(self, keys: torch.Tensor, values: torch.Tensor, num_rows: int, num_columns: int) -> None:
@@ -174,29 +204,42 @@ class CachedRows:
         """Align conversations: copy their places into a new cache; None is an empty conversation."""
         self.cache = new_cache()
         self._device = device
-        known = [place or Place(self, row, 0, 0) for row, place in enumerate(places)]
-        self.num_columns = max(place.length for place in known)
+        rows: dict[CachedRows, list[int]] = {}
+        for row, place in enumerate(places):
+            if place:
+                rows.setdefault(place.rows, []).append(row)
+        lengths = [place.length if place else 0 for place in places]
+        self.num_columns = max(lengths)
+        copies: list[tuple[Any, Copy]] = []
+        for source, targets in rows.items():
+            taken = [place for place in places if place and place.rows is source]
+            is_whole = len(taken) == len(places)
+            copies.append((_parts(source.cache), Copy(None if is_whole else targets, taken, self.num_columns, device)))
         for number, layer in enumerate(_parts(self.cache)):
-            layers: list[Any] = [_parts(place.rows.cache)[number] for place in known]
+            sources: list[Any] = [(parts[number], copy) for parts, copy in copies]
             if isinstance(layer, GrowingLayer):
-                layer.take(layers, known, self.num_columns)
-            if is_recurrent(layer) and all(places):
-                _take_states(layer, layers, known)
-        self._set_starts([self.num_columns - place.length for place in known])
+                layer.take(sources, len(places), self.num_columns)
+            if is_recurrent(layer) and all(lengths):
+                _take_states(layer, sources, len(places))
+        self._set_starts([self.num_columns - length for length in lengths])
 
     def shift(self, places: Sequence[Place]) -> None:
         """Realign the conversations within this cache, given the place of each, in row order."""
         self.num_columns = max(place.length for place in places)
+        starts = [self.num_columns - place.length for place in places]
+        copy = None
+        if starts != [place.start for place in places]:
+            copy = Copy(None, places, self.num_columns, self._device)
         for layer in _parts(self.cache):
             if isinstance(layer, GrowingLayer):
-                layer.shift(places, self.num_columns)
-        self._set_starts([self.num_columns - place.length for place in places])
+                layer.shift(copy, self.num_columns)
+        self._set_starts(starts)
 
     def append(self, width: int, padding: Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Add ``width`` columns, of which the first ``padding`` are padding (only in rows that were empty).
 
         Returns:
-            The mask over all columns, (N, S), and the positions of the new columns, (N, width).
+            The mask over all columns, bool, (N, S), and the positions of the new columns, (N, width).
         """
         if padding is not None and any(padding):
             self._set_starts([start + count for start, count in zip(self.starts, padding, strict=True)])
@@ -204,7 +247,7 @@ class CachedRows:
         if self._mask is None or self._mask.shape[1] < columns:
             self._firsts = torch.tensor(self.starts, device=self._device)[:, None]
             self._columns = torch.arange(2 * columns, device=self._device)
-            self._mask = (self._columns >= self._firsts).long()
+            self._mask = self._columns >= self._firsts
         positions = (self._columns[self.num_columns : columns] - self._firsts).clamp(min=0)
         self.num_columns = columns
         return self._mask[:, :columns], positions
@@ -215,13 +258,15 @@ class CachedRows:
         self._firsts = self._columns = torch.zeros(0, 1, dtype=torch.long)
 
 
-def _take_states(layer: Any, layers: Sequence[Any], places: Sequence[Place]) -> None:
-    source = layers[0]
+def _take_states(layer: Any, sources: Sequence[tuple[Any, Copy]], num_rows: int) -> None:
+    source, _ = sources[0]
     for name in ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state"):
         setattr(layer, name, dict(getattr(source, name)))
     layer.conv_kernel_size, layer.device, layer.dtype = dict(source.conv_kernel_size), source.device, source.dtype
     for name in ("conv_states", "recurrent_states"):
         for state in range(source.number_of_states):
             if getattr(source, name)[state] is not None:
-                rows = [getattr(one, name)[state][place.row] for one, place in zip(layers, places, strict=True)]
-                getattr(layer, name)[state] = torch.stack(rows)
+                states = None
+                for one, copy in sources:
+                    states = copy.put(getattr(one, name)[state].index_select(0, copy.rows), num_rows, states)
+                getattr(layer, name)[state] = states

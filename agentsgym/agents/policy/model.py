@@ -99,7 +99,8 @@ def _saved_tokenizer(file: Path, modified_ns: int) -> Any:  # noqa: ARG001  # pa
 def evaluation_mode(model: Any) -> Generator[None]:
     """Switch a model to evaluation mode, and restore the mode of each module afterwards."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    for module in training:
+        module.training = False
     try:
         yield
     finally:

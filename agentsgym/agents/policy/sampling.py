@@ -83,7 +83,7 @@ class Sampler:
         self._cuts = cuts
 
     def draw(
-        self, logits: torch.Tensor, uniforms: Sequence[float], seen: torch.Tensor | None = None
+        self, logits: torch.Tensor, uniforms: torch.Tensor, seen: torch.Tensor | None = None
     ) -> tuple[list[int], list[float]]:
         """Draw one token per row.
 
@@ -92,7 +92,7 @@ class Sampler:
 
         Args:
             logits: (N, V).
-            uniforms: One number in [0, 1) per row.
+            uniforms: One number in [0, 1) per row, float64, (N,).
             seen: Whether each token occurs in the row's context, bool, (N, V), for a repetition penalty.
 
         Returns:
@@ -115,15 +115,16 @@ class Sampler:
         # The index exceeds the last token only if the distribution is invalid, which raises below; on a GPU, gathering
         # with it would be fatal.
         drawn = drawn.clamp(max=scores.shape[1] - 1)
-        chosen: list[float] = logprobs.gather(1, drawn)[:, 0].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        found = torch.cat([drawn.double(), logprobs.gather(1, drawn)], 1)  # read together: reading waits
+        tokens, chosen = zip(*found.tolist(), strict=True)
         if math.isnan(sum(chosen)):
             raise NonFiniteError(LOGITS_NOT_FINITE)
         if seen is not None:
             chosen = [value if value > _NEVER_DRAWN else math.nan for value in chosen]
-        return drawn[:, 0].tolist(), chosen  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return [int(token) for token in tokens], list(chosen)
 
 
-def inverse_transform_sample(probabilities: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+def inverse_transform_sample(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Draw the first token whose cumulative probability exceeds u times the total.
 
     Probabilities are summed in double precision: in single precision, sums over a large vocabulary lose the unlikely
@@ -131,14 +132,13 @@ def inverse_transform_sample(probabilities: torch.Tensor, uniforms: Sequence[flo
 
     Args:
         probabilities: (N, V), not necessarily summing to 1.
-        uniforms: One number in [0, 1) per row.
+        uniforms: One number in [0, 1) per row, float64, (N,).
 
     Returns:
         (N, 1).
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    fraction = torch.tensor(uniforms, dtype=torch.float64, device=probabilities.device)[:, None]
-    return torch.searchsorted(cumulative, fraction * cumulative[:, -1:], right=True)
+    return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
 
 
 def penalized(scores: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:

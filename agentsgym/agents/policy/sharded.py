@@ -96,6 +96,8 @@ class ShardedPolicyAgent(PolicyAgent):
     rank; an error inside one ends the run.
     """
 
+    _moves_weights = True
+
     def __init__(
         self,
         model: PreTrainedModel,
