@@ -15,6 +15,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path, use_adapter  # pyright: ignore[reportUnknownVariableType]
 
+from agentsgym.agents.policy.attention import EXTENDED
 from agentsgym.agents.policy.loading import load_tokenizer, load_weights, naming_the_model
 from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.agents.policy.packaged import converted
@@ -25,11 +26,10 @@ from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
 from agentsgym.training import zero
 from agentsgym.training.tensors import scoring
+from agentsgym.training.tensors.shared_prefix import can_share
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from transformers import PreTrainedModel
 
     from agentsgym.training.metrics.rollouts import CompletionRow
 
@@ -115,6 +115,7 @@ class TRLInterface:
     def __init__(self, trainer: Any) -> None:
         """Store a trainer that TRL's constructor has set up, without changing it."""
         self._trainer = trainer
+        self.shares_prefixes = False
 
     # State of the trainer
 
@@ -186,13 +187,27 @@ class TRLInterface:
         """
         from trl.kernels import chunked_logprob  # noqa: PLC0415  # absent from versions that can run all but the trainer
 
-        policy, reference = self.policy(), self._trainer.ref_model
-        model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
-        for scored in (model, *([] if reference is None else [self._trainer.accelerator.unwrap_model(reference)])):
+        for scored in self._scored_models():
             scoring.score_labeled_only(scored)
             expose_decoder(scored)
-        if not scoring.selects_labeled(model.device):
+        if not scoring.selects_labeled(self.policy().device):
             chunked_logprob.TOKEN_CHUNK_SIZE = scoring.POSITIONS_AT_ONCE
+
+    def share_prefixes(self) -> None:
+        """Let the rows of a micro-batch compute a shared beginning once, if the settings and the models allow it."""
+        models = [*self._scored_models()]
+        self.shares_prefixes = (
+            self._trainer.args.shared_prefix == "auto" and not self.has_aux_loss and all(map(can_share, models))
+        )
+        for model in models if self.shares_prefixes else ():
+            name = model.config._attn_implementation
+            model.set_attn_implementation(EXTENDED.get(name, name))
+
+    def _scored_models(self) -> Generator[Any]:
+        policy, reference = self.policy(), self._trainer.ref_model
+        yield policy.get_base_model() if hasattr(policy, "peft_config") else policy
+        if reference is not None:
+            yield self._trainer.accelerator.unwrap_model(reference)
 
     def reset_run_state(self) -> None:
         """Drop an interrupted run's position in the generation cycle, buffered rows and metrics not logged yet."""

@@ -13,6 +13,7 @@ from agentsgym.ranks import process_state
 from agentsgym.training._trl import MicroBatch, TRLInterface
 from agentsgym.training.objectives.objective import ForwardPass
 from agentsgym.training.tensors.scoring import mask_labels
+from agentsgym.training.tensors.shared_prefix import micro_batches
 from agentsgym.training.tensors.token_batch import MIN_WIDTH
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class MicrobatchLoss:
         if args.layout == "trajectory":
             return self._part_loss(model, batch, trl_loss, is_training=is_training)
         size = args.per_device_train_batch_size if is_training else int(batch["num_rollouts"])
-        *before, last = split_rows(batch, size)
+        *before, last = split_rows(batch, size, shares=self._trl.shares_prefixes)
         part_losses: list[torch.Tensor] = []
         for part in before:
             loss = self._part_loss(model, part, trl_loss, is_training=is_training)
@@ -170,16 +171,19 @@ def row_sum(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (advantages * mask).sum(1, keepdim=True)
 
 
-def sort_by_length(batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_loss: bool) -> list[MicroBatch]:
-    """Put rows of similar length into the same micro-batch, within the rows of one optimizer step.
+def regroup_rows(
+    batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_loss: bool, shares: bool
+) -> list[MicroBatch]:
+    """Put rows into micro-batches by :func:`micro_batches`, within the rows of one optimizer step.
 
-    TRL shuffles rows, so a micro-batch is as wide as the longest row that happens to be in it. Gradients of one step
-    are summed, so the micro-batch of a row does not matter, unless the loss has a mean or a quantile over the tokens
-    of a micro-batch: ``bnpo``, the entropy bonus, ``top_entropy_quantile``, a mixture-of-experts auxiliary loss.
+    TRL shuffles rows. Gradients of one step are summed, so the micro-batch of a row does not matter, unless the loss
+    has a mean or a quantile over the tokens of a micro-batch: ``bnpo``, the entropy bonus, ``top_entropy_quantile``, a
+    mixture-of-experts auxiliary loss. Of these, rows are regrouped only with the entropy bonus, and only if the model
+    ``shares`` prefixes: its mean is then over the rows of a group rather than over any rows.
     """
     size = len(batches[0]["attention_mask"])
     window = min(args.gradient_accumulation_steps, len(batches))
-    has_bonus = args.entropy_coef != 0 or args.use_adaptive_entropy
+    has_bonus = (args.entropy_coef != 0 or args.use_adaptive_entropy) and not shares
     is_mean_of_microbatch = (
         args.loss.mean_over == "tokens_of_microbatch" or has_bonus or args.top_entropy_quantile < 1 or has_aux_loss
     )
@@ -192,18 +196,16 @@ def sort_by_length(batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_lo
         for key, value in rows.items():
             if torch.is_tensor(value) and value.dim():
                 rows[key] = torch.cat([batch[key] for batch in batches[start : start + window]])
-        order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
-        ordered += [_take_rows(rows, places) for places in order.split(size)]
+        ordered += [_take_rows(rows, places) for places in micro_batches(rows, size, shares=shares)]
     return ordered
 
 
-def split_rows(batch: Mapping[str, Any], size: int) -> list[MicroBatch]:
-    """Split a micro-batch into parts of at most ``size`` rows, with rows of similar length together."""
+def split_rows(batch: Mapping[str, Any], size: int, *, shares: bool) -> list[MicroBatch]:
+    """Split a micro-batch into parts of at most ``size`` rows, by :func:`micro_batches`."""
     num_rows = len(batch["attention_mask"])
     if num_rows <= size:
         return [dict(batch)]
-    order = batch["attention_mask"].sum(1).argsort(descending=True, stable=True)
-    return [_take_rows(batch, places) for places in order.split(size)]
+    return [_take_rows(batch, places) for places in micro_batches(batch, size, shares=shares)]
 
 
 def _take_rows(batch: Mapping[str, Any], places: torch.Tensor) -> MicroBatch:

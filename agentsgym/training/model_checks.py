@@ -19,7 +19,13 @@ from torch import nn
 
 from agentsgym.agents.build import refuse_prompt_learning
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
-from agentsgym.agents.policy.model import fixed_rope_length, num_positions, shared_vocabulary_size, warn_of_context
+from agentsgym.agents.policy.model import (
+    fixed_rope_length,
+    num_positions,
+    random_draws,
+    shared_vocabulary_size,
+    warn_of_context,
+)
 from agentsgym.agents.policy.saving import source_of
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.envs.base import MultistepEnv
@@ -181,14 +187,7 @@ def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, acc
 
 def _settle_draws(model: nn.Module, *, is_disabled: bool) -> None:
     """Warn about dropout and jitter, or turn off what TRL leaves on: probabilities of modules except ``nn.Dropout``."""
-    found = [
-        (part, name)
-        for part in model.modules()
-        for name, value in vars(part).items()
-        if ("dropout" in name or name in _NOISE or (name == "p" and isinstance(part, nn.Dropout)))
-        and isinstance(value, float)
-        and value
-    ]
+    found = random_draws(model)
     if found and not is_disabled:
         logger.warning(
             "the policy has dropout or jitter, which is off while rollouts are sampled and scored but on in the loss, "
@@ -196,9 +195,6 @@ def _settle_draws(model: nn.Module, *, is_disabled: bool) -> None:
         )
     for part, name in found if is_disabled else ():
         setattr(part, name, 0.0)
-
-
-_NOISE = {"jitter_noise", "input_jitter_noise", "moe_jitter_eps"}
 
 
 def _check_precision(model: PreTrainedModel, *, is_autocast: bool) -> None:

@@ -30,7 +30,7 @@ from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEv
 from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.lifecycle.restartable import RestartableTrainer
 from agentsgym.training.lifecycle.resuming import generations_before, preserve_rng_state
-from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
+from agentsgym.training.loss import MicrobatchLoss, regroup_rows, row_sum
 from agentsgym.training.memory import MemoryWarning
 from agentsgym.training.metrics.diagnostics import Diagnostics, dependence_on_ranks, drawn_turns
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
@@ -204,6 +204,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             limits: dict[str, Any] = {"max_turn_tokens": args.max_turn_tokens, "stop": tuple(args.stop_strings or ())}
             agent = build_policy(policy, tokenizer, args, accelerator, trl.vllm_generation, **limits)
         check_exactness(policy, agent, args, accelerator)
+        trl.share_prefixes()
         self._pad_token_id = cast("int", tokenizer.pad_token_id)
         self._num_generations: int | None = None  # generation batches of training so far; None before the first
         self._evaluated = PlayedEvaluation()
@@ -296,10 +297,10 @@ class GRPOEnvTrainer(RestartableTrainer):
         return columns
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch, with rows regrouped by length if that does not change the gradient."""
+        """Return TRL's micro-batch, with rows regrouped if that does not change the gradient."""
         inputs = super()._prepare_inputs(generation_batch)
-        sort = partial(sort_by_length, args=self.args, has_aux_loss=self._trl.has_aux_loss)
-        return self._trl.current_microbatch(inputs, sort)
+        flags = {"has_aux_loss": self._trl.has_aux_loss, "shares": self._trl.shares_prefixes}
+        return self._trl.current_microbatch(inputs, partial(regroup_rows, args=self.args, **flags))
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

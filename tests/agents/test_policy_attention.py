@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, LlamaForCausalLM
 from transformers.integrations import sdpa_attention
 
-from agentsgym.agents.policy.decoding import grouped_attention, grouped_sdpa, has_plain_sdpa
+from agentsgym.agents.policy.attention import extended_sdpa, grouped_attention, has_plain_attention
 
 PLAIN = cast("Callable[..., Any]", AttentionInterface()["sdpa"])
 
@@ -62,7 +62,7 @@ def test_it_attends_as_sdpa_does(
     for row in mask:
         row[..., : int(torch.randint(num_cached + 1, (), generator=draws))] = False  # padding on the left
     inputs = layer(num_repeats), query, key, value, mask
-    given, weights = grouped_sdpa(*inputs, scaling=scaling, is_causal=True)
+    given, weights = extended_sdpa(*inputs, scaling=scaling, is_causal=True)
     wanted, _ = PLAIN(*inputs, scaling=scaling, is_causal=True)
     assert weights is None
     assert given.is_contiguous()
@@ -74,7 +74,7 @@ def test_what_is_no_masked_attention_of_groups_is_left_to_sdpa(bias: bool) -> No
     query, (key, value) = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 2, 5, 8)
     mask = torch.rand(2, 1, 5, 5) < 0.9 if bias else None
     options = {"position_bias": torch.randn(2, 4, 5, 5)} if bias else {}
-    given, _ = grouped_sdpa(layer(2), query, key, value, mask, **options)
+    given, _ = extended_sdpa(layer(2), query, key, value, mask, **options)
     assert torch.equal(given, PLAIN(layer(2), query, key, value, mask, **options)[0])
 
 
@@ -125,11 +125,11 @@ class OwnForward(LlamaForCausalLM):
 
 
 def test_only_plain_sdpa_is_touched() -> None:
-    assert has_plain_sdpa(model_of("llama"))
+    assert has_plain_attention(model_of("llama"))
     for kind in ("llama-eager", "gpt_oss", "rwkv"):
-        assert not has_plain_sdpa(model_of(kind))
+        assert not has_plain_attention(model_of(kind))
     config: Any = model_of("llama").config
-    assert not has_plain_sdpa(OwnForward(config))
+    assert not has_plain_attention(OwnForward(config))
 
 
 def test_a_model_that_cannot_do_without_its_own_is_run_with_that(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from agentsgym import Action, ConfigError, GRPOEnvTrainer, PolicyAgent, Trajecto
 from agentsgym.credit.weights import AGGREGATIONS
 from agentsgym.training import trainer as trainer_module
 from agentsgym.training._trl import TRLInterface
-from agentsgym.training.loss import sort_by_length
+from agentsgym.training.loss import regroup_rows
 from agentsgym.training.tensors.importance import CORRECTIONS
 
 MAX_LENGTH = 100  # as games.settings has it
@@ -306,7 +306,7 @@ SIZES = {"per_device_train_batch_size": 2, "max_steps": 4, "optim": "sgd", "lear
 
 
 def sorted_batches(trainer: GRPOEnvTrainer, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sort_by_length(batches, trainer.args, has_aux_loss=TRLInterface(trainer).has_aux_loss)
+    return regroup_rows(batches, trainer.args, has_aux_loss=TRLInterface(trainer).has_aux_loss, shares=False)
 
 
 def widths_of(trainer: GRPOEnvTrainer) -> list[list[int]]:
@@ -335,13 +335,13 @@ def test_a_run_is_the_same_sorted_and_unsorted(
     schedule: dict[str, int], loss_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"loss_type": loss_type, **schedule}
-    ordered, widths = run(tmp_path, **changes)
+    ordered, widths = run(tmp_path, shared_prefix="off", **changes)
     window = changes["gradient_accumulation_steps"]
     for start in range(0, len(widths), window):
         lengths = [length for rows in widths[start : start + window] for length in rows]
         assert lengths == sorted(lengths, reverse=True)
-    monkeypatch.setattr(trainer_module, "sort_by_length", lambda batches, **_: batches)
-    shuffled, others = run(tmp_path, **changes)
+    monkeypatch.setattr(trainer_module, "regroup_rows", lambda batches, **_: batches)
+    shuffled, others = run(tmp_path, shared_prefix="off", **changes)
     assert others != widths
     for start in range(0, len(widths), window):  # the same rows in each optimizer step
         one, other = (sorted(chain(*lists[start : start + window])) for lists in (widths, others))

@@ -1,101 +1,21 @@
-"""Run a causal language model token by token: many conversations in a batch, or one without batching.
-
-Grouped-query attention runs over a long cache without copies of the cached keys and values. If query heads share keys
-and values and there is a mask, transformers' ``sdpa`` copies both for every query head when several new tokens follow a
-cache. These copies grow with the context length, even if there are few new tokens.
-"""
+"""Run a causal language model token by token: many conversations in a batch, or one without batching."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import DynamicCache, PreTrainedModel
 
+from agentsgym.agents.policy.attention import grouped_attention
 from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, is_recurrent
 from agentsgym.agents.policy.model import num_positions
 from agentsgym.agents.policy.text_path import without_adapters
 from agentsgym.versions import CACHE_NAMES
-
-_GROUPED = "agentsgym_grouped_sdpa"
-_SDPA = "sdpa"
-
-
-def grouped_sdpa(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Concatenate the queries of all heads that share keys and values, and attend with them as one head.
-
-    Args:
-        module: The attention layer, with its ``num_key_value_groups``, R.
-        query: Queries of all heads, (N, G·R, Q, D).
-        key: Keys of each group, (N, G, S, D).
-        value: Values of each group, (N, G, S, E).
-        attention_mask: Positions that each query may attend to, (N, 1, Q, S); None for a causal mask.
-        options: Further arguments of ``sdpa``.
-
-    Returns:
-        The attention output, (N, Q, G·R, E), and no weights, as from ``sdpa``. ``sdpa`` itself is used if no copies
-        would be saved, or if the attention is not plain grouped-query attention.
-    """
-    num_rows, num_heads, num_queries, width = query.shape
-    num_groups = key.shape[1]
-    num_repeats = getattr(module, "num_key_value_groups", 1)
-    is_plain = num_heads == num_groups * num_repeats > num_groups and options.get("position_bias") is None
-    # The mask is repeated instead of the keys and values; with many queries, it is the larger of the two.
-    saves_memory = num_queries <= num_groups * width
-    if attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not saves_memory:
-        return ALL_ATTENTION_FUNCTIONS[_SDPA](module, query, key, value, attention_mask, **options)  # pyright: ignore[reportUnknownVariableType]
-    output = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(num_rows, num_groups, num_repeats * num_queries, width),
-        key,
-        value,
-        attn_mask=attention_mask.repeat(1, 1, num_repeats, 1),
-        dropout_p=options.get("dropout", 0.0),
-        scale=options.get("scaling"),
-    )
-    return output.reshape(num_rows, num_heads, num_queries, -1).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(_GROUPED, grouped_sdpa)  # pyright: ignore[reportUnknownMemberType]
-AttentionMaskInterface.register(_GROUPED, ALL_MASK_ATTENTION_FUNCTIONS[_SDPA])  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-
-
-def has_plain_sdpa(model: PreTrainedModel) -> bool:
-    """Whether a model, without its adapters, uses transformers' own ``sdpa`` in all layers."""
-    unwrapped = without_adapters(model)
-    config: Any = unwrapped.config
-    functions = getattr(sys.modules[type(unwrapped).__module__], "ALL_ATTENTION_FUNCTIONS", None)
-    return (
-        functions is ALL_ATTENTION_FUNCTIONS  # some models define their own functions
-        and not config.sub_configs  # which may each have their own implementation
-        and config._attn_implementation == _SDPA
-    )
-
-
-@contextmanager
-def grouped_attention(model: Any) -> Generator[None]:
-    """Make a model for which :func:`has_plain_sdpa` use :func:`grouped_sdpa` inside the ``with`` block."""
-    config = model.config
-    config._attn_implementation = _GROUPED  # without model.set_attn_implementation's walk over all modules
-    try:
-        yield
-    finally:
-        config._attn_implementation = _SDPA
-
 
 _CACHE_NAMES = (*CACHE_NAMES, "state", "past_buckets_states")  # with those of models that have a cache of their own
 _WIDTH_WORTH_SPLITTING = 64  # columns
@@ -143,7 +63,7 @@ class Forward:
         Args:
             model: A causal language model.
             call: What to call instead of the model, such as a wrapper; by default the model.
-            is_plain: Whether ``sdpa`` may be given a mask for one new token, and :func:`grouped_sdpa` replace it for
+            is_plain: Whether ``sdpa`` may be given a mask for one new token, and :func:`extended_sdpa` replace it for
                 several.
         """
         unwrapped = without_adapters(model)  # the forward method of adapters accepts any argument

@@ -16,14 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from agentsgym.agents.policy.decoding import (
-    BatchedDecoder,
-    CachedPrefix,
-    Decoder,
-    Forward,
-    SequentialDecoder,
-    has_plain_sdpa,
-)
+from agentsgym.agents.policy.attention import has_plain_attention
+from agentsgym.agents.policy.decoding import BatchedDecoder, CachedPrefix, Decoder, Forward, SequentialDecoder
 from agentsgym.agents.policy.sampling import LOGITS_NOT_FINITE
 from agentsgym.errors import ConfigError
 
@@ -70,7 +64,7 @@ def select_strategy(model: PreTrainedModel, call: Callable[..., Any] | None = No
     if model not in _chosen:
         _chosen[model] = _choose(forward)
     name, is_plain = _chosen[model]
-    forward.is_plain = is_plain and has_plain_sdpa(model)  # it may have been exchanged since
+    forward.is_plain = is_plain and has_plain_attention(model)  # it may have been exchanged since
     return functools.partial(_STRATEGIES[name], forward=forward)
 
 
@@ -83,7 +77,7 @@ def _choose(forward: Forward) -> tuple[str, bool]:
                 reason = "; ".join(dict.fromkeys(reasons))
                 logger.warning("the cache of %s is %s, since: %s", forward.name, name, reason)
             # Only the first strategy runs several tokens after a cache, with a mask.
-            plain = Forward(forward.model, forward.call, is_plain=not reasons and has_plain_sdpa(forward.model))
+            plain = Forward(forward.model, forward.call, is_plain=not reasons and has_plain_attention(forward.model))
             return name, plain.is_plain and _reason_against(name, plain) is None
         reasons.append(reason)
     raise ConfigError(

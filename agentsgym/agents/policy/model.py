@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from transformers import AutoTokenizer, ProcessorMixin
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -106,6 +107,21 @@ def evaluation_mode(model: Any) -> Generator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def random_draws(model: Any) -> list[tuple[Any, str]]:
+    """Return the modules that draw at random in training, with the attribute of the probability or the noise."""
+    return [
+        (part, name)
+        for part in model.modules()
+        for name, value in vars(part).items()
+        if ("dropout" in name or name in _NOISE or (name == "p" and isinstance(part, nn.Dropout)))
+        and isinstance(value, float)
+        and value
+    ]
+
+
+_NOISE = {"jitter_noise", "input_jitter_noise", "moe_jitter_eps"}
 
 
 def num_positions(model: Any) -> int | None:

@@ -10,8 +10,9 @@ observations included, in tiles of 4,096 positions by 32,768 words: about 5 GB f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from types import MethodType
 from typing import Any, Final
@@ -20,10 +21,12 @@ import torch
 from torch import nn
 from transformers.utils.import_utils import is_triton_available
 
+from agentsgym.agents.policy.attention import EXTENDED
 from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.agents.policy.text_path import without_adapters
 from agentsgym.batch.views import pad_right
 from agentsgym.errors import ConfigError
+from agentsgym.training.tensors.shared_prefix import Segments, rows_of, segments_of
 
 
 def padded_columns(
@@ -100,14 +103,16 @@ def selects_labeled(device: torch.device) -> bool:
 
 
 @contextmanager
-def replaced_states(trunk: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> Generator[None]:
-    """Replace the trunk's last hidden states, (B, L, H), before the head reads them."""
+def replaced_states(
+    trunk: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor], *, is_first: bool = False
+) -> Generator[None]:
+    """Replace the trunk's last hidden states, (B, L, H), before the head reads them, or first of all hooks."""
 
     def hook(_module: nn.Module, _arguments: Any, output: Any) -> Any:
         output.last_hidden_state = replace(output.last_hidden_state)
         return output
 
-    handle = trunk.register_forward_hook(hook)
+    handle = trunk.register_forward_hook(hook, prepend=is_first)
     try:
         yield
     finally:
@@ -142,8 +147,9 @@ def score_labeled_only(model: Any) -> None:
 
     @wraps(type(model).forward)  # ``generate`` reads the signature
     def forward(self: Any, *args: Any, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        is_scored = kwargs.get("fused_lm_head") and labels is not None and not selects_labeled(labels.device)
-        if self is not model or not is_scored or labels is None:
+        is_fused = self is model and kwargs.get("fused_lm_head") and labels is not None
+        tree = tree_of(model, kwargs) if is_fused else None
+        if labels is None or not is_fused or (tree is None and selects_labeled(labels.device)):
             given = {} if labels is None else {"labels": labels}
             run = fused_forward if self is model else partial(type(self).forward, self)
             return run(*args, **given, **kwargs)
@@ -152,14 +158,30 @@ def score_labeled_only(model: Any) -> None:
         def labeled(states: torch.Tensor) -> torch.Tensor:
             return states[:, :-1][has_label.to(states.device)][None]  # (1, N, H)
 
-        with replaced_states(self.base_model, labeled):
-            output = fused_forward(*args, shift_labels=labels[:, 1:][has_label][None], **kwargs)
+        given = kwargs if tree is None else kwargs | tree.inputs(labels.device)
+        with unpacked(self.base_model, tree, labels.shape), replaced_states(self.base_model, labeled):
+            output = fused_forward(*args, shift_labels=labels[:, 1:][has_label][None], **given)
         for name, value in list(output.items()):
             if name not in _NOT_BY_TOKEN:
                 output[name] = value.new_zeros(has_label.shape).masked_scatter(has_label.to(value.device), value)
         return output
 
     model.forward = MethodType(forward, model)
+
+
+def tree_of(model: Any, inputs: Mapping[str, Any]) -> Segments | None:
+    """Return the tree of a batch's rows if the model may share prefixes, and these rows share enough."""
+    if model.config._attn_implementation not in EXTENDED.values():
+        return None
+    return segments_of(rows_of(inputs["input_ids"], inputs["attention_mask"]), inputs["input_ids"].numel())
+
+
+def unpacked(trunk: nn.Module, tree: Segments | None, shape: torch.Size) -> AbstractContextManager[None]:
+    """Return the hidden states of packed rows as those of padded rows, (B, L, H), before any other hook reads them."""
+    if tree is None:
+        return contextlib.nullcontext()
+    places = torch.tensor([pad_right(row, shape[1], 0) for row in tree.places])
+    return replaced_states(trunk, lambda states: states[0][places.to(states.device)], is_first=True)
 
 
 def check_head(model: Any, temperature: float) -> None:

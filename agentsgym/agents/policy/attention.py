@@ -1,0 +1,121 @@
+"""Attention by transformers' functions, with two savings that they lack.
+
+- Grouped-query attention runs over a long cache without copies of the cached keys and values. If query heads share keys
+  and values and there is a mask, transformers' ``sdpa`` copies both for every query head when several new tokens follow
+  a cache. These copies grow with the context length, even if there are few new tokens.
+- Rows of a batch that begin alike can be one row of segments, a tree, which attends to its own paths
+  (:mod:`agentsgym.training.tensors.shared_prefix`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from agentsgym.agents.policy.text_path import without_adapters
+
+SDPA: Final = "sdpa"
+#: The name of each implementation of transformers with these savings.
+EXTENDED: Final = {SDPA: "agentsgym_sdpa", "eager": "agentsgym_eager"}
+
+
+def extended_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    tree: Any = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend by ``sdpa``, but over a cache with the queries of all heads that share keys and values as one head.
+
+    Args:
+        module: The attention layer, with its ``num_key_value_groups``, R.
+        query: Queries of all heads, (N, G·R, Q, D).
+        key: Keys of each group, (N, G, S, D).
+        value: Values of each group, (N, G, S, E).
+        attention_mask: Positions that each query may attend to, (N, 1, Q, S); None for a causal mask.
+        tree: The segments of packed rows, whose ``attend`` is called instead; None for plain rows.
+        options: Further arguments of ``sdpa``.
+
+    Returns:
+        The attention output, (N, Q, G·R, E), and no weights, as from ``sdpa``. ``sdpa`` itself is used if no copies
+        would be saved, or if the attention is not plain grouped-query attention.
+    """
+    attend: Any = ALL_ATTENTION_FUNCTIONS[SDPA]
+    if tree is not None:
+        return tree.attend(attend, module, query, key, value, **options)
+    num_rows, num_heads, num_queries, width = query.shape
+    num_groups, num_columns = key.shape[1:3]
+    num_repeats = getattr(module, "num_key_value_groups", 1)
+    is_plain = num_heads == num_groups * num_repeats > num_groups and options.get("position_bias") is None
+    # The mask is repeated instead of the keys and values; with many queries, it is the larger of the two.
+    saves_memory = 1 < num_queries <= num_groups * width and num_queries < num_columns
+    if attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not saves_memory:
+        return attend(module, query, key, value, attention_mask, **options)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(num_rows, num_groups, num_repeats * num_queries, width),
+        key,
+        value,
+        attn_mask=attention_mask.repeat(1, 1, num_repeats, 1),
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
+    )
+    return output.reshape(num_rows, num_heads, num_queries, -1).transpose(1, 2).contiguous(), None
+
+
+def extended_eager(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *, tree: Any = None, **options: Any
+) -> Any:
+    """Attend by the function of the model's own file, with its soft cap or sinks; see :func:`extended_sdpa`."""
+    attend = sys.modules[type(module).__module__].eager_attention_forward
+    if tree is None:
+        return attend(module, query, key, value, attention_mask, **options)
+
+    def attend_segment(module: Any, query: Any, key: Any, value: Any, allowed: Any, **options: Any) -> Any:
+        if allowed is None:
+            allowed = query.new_ones(1, 1, query.shape[2], query.shape[2], dtype=torch.bool).tril()
+        mask = query.new_zeros(allowed.shape).masked_fill(~allowed, torch.finfo(query.dtype).min)
+        return attend(module, query, key, value, mask, **options)
+
+    return tree.attend(attend_segment, module, query, key, value, **options)
+
+
+for _name, _function in ((SDPA, extended_sdpa), ("eager", extended_eager)):
+    AttentionInterface.register(EXTENDED[_name], _function)  # pyright: ignore[reportUnknownMemberType]
+    AttentionMaskInterface.register(EXTENDED[_name], ALL_MASK_ATTENTION_FUNCTIONS[_name])  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def has_plain_attention(model: PreTrainedModel, implementations: tuple[str, ...] = (SDPA, EXTENDED[SDPA])) -> bool:
+    """Whether all layers of a model, without its adapters, use one of these implementations of transformers' own."""
+    unwrapped = without_adapters(model)
+    config: Any = unwrapped.config
+    modules = (one.__module__ for one in type(unwrapped).__mro__)
+    module = next(one for one in modules if not one.startswith("torch."))  # FSDP2 makes a class of its own
+    functions = getattr(sys.modules[module], "ALL_ATTENTION_FUNCTIONS", None)
+    return (
+        functions is ALL_ATTENTION_FUNCTIONS  # some models define their own functions
+        and not config.sub_configs  # which may each have their own implementation
+        and config._attn_implementation in implementations
+    )
+
+
+@contextmanager
+def grouped_attention(model: Any) -> Generator[None]:
+    """Make a model that :func:`has_plain_attention` use :func:`extended_sdpa` inside the ``with`` block."""
+    config = model.config
+    given = config._attn_implementation
+    config._attn_implementation = EXTENDED[SDPA]  # without model.set_attn_implementation's walk over all modules
+    try:
+        yield
+    finally:
+        config._attn_implementation = given
