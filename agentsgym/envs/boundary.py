@@ -104,7 +104,8 @@ def action_error(action: Any, max_tokens: int | None, vocabulary_size: float, *,
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
     error = _ids_error(action.token_ids, vocabulary_size)
     # an answer may begin with a shorter prompt by chance
-    if not error and len(prompt) >= 8 and [*action.token_ids[: len(prompt)]] == prompt:
+    ids = action.token_ids
+    if not error and len(prompt) >= 8 and [*ids[:8]] == [*prompt[:8]] and [*ids[: len(prompt)]] == prompt:
         error = "an Action's token_ids must be those of the answer alone, but they begin with the prompt"
     if not error and max_tokens is not None and len(action.token_ids) > max_tokens:
         error = f"the action has {len(action.token_ids)} tokens, more than this turn's limit of {max_tokens}"
@@ -209,19 +210,9 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
         if type(number) is not float or not abs(number) <= _LARGEST:
             check_order(hook, reward, done)
             number, components = as_reward(f"{hook}'s reward", reward)
-        role_rewards, role_components = (
-            (None, None) if info.get("rewards") is None else as_role_rewards(info["rewards"], hook)
-        )
-        step = Step(
-            number,
-            as_bool("done", done, hook),
-            as_bool("info['invalid']", info.get("invalid"), hook),
-            role_rewards,
-            as_bool("info['truncated']", info.get("truncated"), hook),
-            components,
-            role_components,
-        )
-        check_info(hook, info)
+        step = Step(number, as_bool("done", done, hook), components=components)
+        if info:
+            step = with_info(step, info, hook)
         if step.truncated and not step.done:
             sentence = f"{hook} returned info['truncated']=True with done=False, but a truncated episode is over"
             raise EnvError(sentence)  # noqa: TRY301
@@ -233,6 +224,20 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
     except BaseException as error:
         raise failure_of_value(hook, error) from error
     return next_state, step, info
+
+
+def with_info(step: Step, info: dict[str, Any], hook: str) -> Step:
+    """Add to a step what its ``info`` has, after checking it."""
+    role_rewards, role_components = (
+        (None, None) if info.get("rewards") is None else as_role_rewards(info["rewards"], hook)
+    )
+    check_info(hook, info)
+    return step._replace(
+        invalid=as_bool("info['invalid']", info.get("invalid"), hook),
+        truncated=as_bool("info['truncated']", info.get("truncated"), hook),
+        role_rewards=role_rewards,
+        role_components=role_components,
+    )
 
 
 def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:

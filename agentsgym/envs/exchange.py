@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -118,21 +118,19 @@ class Exchange:
                 logger.warning(text, self.session_id, self.budget)
         return room
 
-    def turn(self, state: State, episode: int) -> Turn:
-        """Return the turn that begins with the observation of a state: its prompt, without an action."""
+    def turn(self, state: State, episode: int) -> dict[str, Any]:
+        """Return the fields of the turn that begins with the observation of a state: its prompt, without an action."""
+        fields: dict[str, Any] = {"episode": episode, "role": None, "prompt_messages": self.prompt_messages()}
+        if not self.env.overrides_state_hooks:
+            return fields
         key = as_hashable("_state_key", call_environment(self.env._state_key, state))
-        role = as_hashable("_role", call_environment(self.env._role, state))
         potential = call_environment(self.env._potential, state)
-        return Turn(
-            start=0,
-            stop=0,
-            reward=0.0,
-            episode=episode,
-            state_key=None if key is None else (episode, key),
-            role=role,
-            potential=None if potential is None else as_number("_potential", potential),
-            prompt_messages=self.prompt_messages(),
-        )
+        return {
+            **fields,
+            "state_key": None if key is None else (episode, key),
+            "role": as_hashable("_role", call_environment(self.env._role, state)),
+            "potential": None if potential is None else as_number("_potential", potential),
+        }
 
     def prompt_messages(self) -> list[Message] | None:
         """Return the messages in the prompt; None if they are the recorded ones."""
@@ -181,12 +179,11 @@ class Exchange:
             self._observe(messages, step)
             return
         turn = self.turn(state, episode)
-        if turn.state_key is not None:
-            _, key = cast("tuple[int, Hashable]", turn.state_key)
-            turn = dataclasses.replace(turn, state_key=(episode, ("note", key)))
-        _, turn = self.record((yield self.request(room)), turn, room, reads_calls=False)
+        if turn.get("state_key") is not None:
+            turn["state_key"] = (episode, ("note", turn["state_key"][1]))
+        self.record((yield self.request(room)), turn, room, reads_calls=False)
         notes.written(len(conversation.turns))
-        conversation.turns.append(turn)
+        conversation.turns.append(Turn(reward=0.0, **turn))
         # Results of tools become user messages, since the note precedes them instead of their calls.
         texts = [Message(role="user", content=one["content"]) if one["role"] == "tool" else one for one in messages]
         self._observe(texts, step)
@@ -204,8 +201,9 @@ class Exchange:
         elif self._last_turns is not None and step == 0:
             self._last_turns.begin_episode(messages)
         messages = conversation.with_last_messages(messages)
-        if not all(is_unicode(message["content"]) for message in messages):
-            raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
+        for message in messages:
+            if not is_unicode(message["content"]):
+                raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
         return messages
 
     def _observe(self, messages: list[Message], step: int) -> None:
@@ -220,8 +218,8 @@ class Exchange:
         if is_first:
             conversation.prompt_length = len(conversation.transcript.token_ids)
 
-    def record(self, action: Action, turn: Turn, room: int | None, *, reads_calls: bool = True) -> tuple[Action, Turn]:
-        """Record the action; return it for the environment, with its tool calls parsed, and its turn, not rewarded."""
+    def record(self, action: Action, turn: dict[str, Any], room: int | None, *, reads_calls: bool = True) -> Action:
+        """Record the action, and add it to the fields of its turn; return it as the environment gets it, parsed."""
         conversation = self.conversation
         chat_format = conversation.transcript.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
@@ -249,16 +247,15 @@ class Exchange:
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)
         transcript = conversation.transcript
-        turn = dataclasses.replace(
-            turn,
-            start=start,
-            stop=stop,
-            exact=action.token_ids is not None,
-            message_index=len(transcript.messages) - 1,
-            prompt_start=transcript.segment_start,
-            policy_version=action.policy_version,
-        )
-        return self._as_recorded(action) if transcript.was_cut else action, turn
+        turn |= {
+            "start": start,
+            "stop": stop,
+            "exact": action.token_ids is not None,
+            "message_index": len(transcript.messages) - 1,
+            "prompt_start": transcript.segment_start,
+            "policy_version": action.policy_version,
+        }
+        return self._as_recorded(action) if transcript.was_cut else action
 
     def _as_recorded(self, action: Action) -> Action:
         """Return the part of an answer that was recorded before the limit of its text."""

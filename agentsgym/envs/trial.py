@@ -49,7 +49,7 @@ from agentsgym.envs.user_checks import place_of_hook
 from agentsgym.errors import EnvError, EpisodeError, TemplateError
 from agentsgym.failures import FailureLog, describe
 from agentsgym.texts import shown
-from agentsgym.types import Action, Message, StopReason, Trajectory, TurnRequest
+from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
 # pyright: reportPrivateUsage=false
 # The hooks are private for users of an environment; trials call them.
@@ -211,25 +211,25 @@ class Trial:
             return None
         self.conversation.last_messages = []
         turn = exchange.turn(state, episode)
-        action, turn = exchange.record((yield exchange.request(room)), turn, room)
+        action = exchange.record((yield exchange.request(room)), turn, room)
         outcome = Step()
         try:
-            outcome = with_role_reward(turn.role, exchange.step(state, action))
+            outcome = with_role_reward(turn["role"], exchange.step(state, action))
             if scores is not None:
                 outcome = scores.credited(outcome, self.env.active_states[self.session_id])
         finally:  # record the action even if the environment raises
             if is_practice:
                 outcome = without_rewards(outcome)
-            turn = dataclasses.replace(
-                turn,
+            given = Turn(
                 reward=outcome.reward,
                 role_rewards=outcome.role_rewards,
                 components=outcome.components,
                 role_components=outcome.role_components,
                 invalid=outcome.invalid,
                 parent=exchange.parent,
+                **turn,
             )
-            self.conversation.turns.append(turn)
+            self.conversation.turns.append(given)
         return outcome
 
     def _last_messages(self) -> list[Message]:

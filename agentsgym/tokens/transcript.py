@@ -133,7 +133,7 @@ class Transcript:
 
     def _with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Add to tool results the names and ids of the calls that they respond to."""
-        if not (self._calls or any(message["role"] == "tool" for message in messages)):
+        if not (self._calls or "tool" in [message["role"] for message in messages]):
             return messages
         return with_call_ids(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
 
