@@ -31,7 +31,7 @@ from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.tiny import tiny_policy
 from agentsgym.training._trl import TRLInterface
-from agentsgym.training.loss import loss_inputs, sort_by_length
+from agentsgym.training.loss import loss_inputs, regroup_rows
 from agentsgym.training.metrics.loss import LossStatistics
 from agentsgym.training.tensors.token_batch import TokenBatch
 
@@ -143,7 +143,7 @@ def measure_padding(size: int, repetitions: int, hidden_size: int, num_layers: i
             "padded": (shuffled, padded_loss),
             "trimmed": (shuffled, trimmed_loss),
             "sorted": (
-                sort_by_length(shuffled, trainer.args, has_aux_loss=TRLInterface(trainer).has_aux_loss),
+                regroup_rows(shuffled, trainer.args, has_aux_loss=TRLInterface(trainer).has_aux_loss, shares=False),
                 trimmed_loss,
             ),
         }

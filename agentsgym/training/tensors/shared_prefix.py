@@ -50,28 +50,27 @@ class Segments:
         self.paths: list[tuple[int, ...]] = []
         self.lengths: list[int] = []
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
-        self._grow(rows, [row for row, ids in enumerate(rows) if ids], 0, ())
+        if members := [row for row, ids in enumerate(rows) if ids]:
+            self._grow(rows, members, 0, ())
 
-    def _grow(self, rows: Sequence[Sequence[int]], members: list[int], depth: int, path: tuple[int, ...]) -> None:
+    def _grow(self, rows: Sequence[Sequence[int]], alike: list[int], depth: int, path: tuple[int, ...]) -> None:
         """Add what follows the first ``depth`` tokens of some rows, which share these."""
-        by_token: dict[int, list[int]] = {}
-        for row in members:
+        stop = _end_of_common([rows[row] for row in alike], depth)
+        if len(alike) == 1 or (stop - depth) * (len(alike) - 1) >= MIN_SHARED:
+            start = len(self.tokens)
+            self.tokens += rows[alike[0]][depth:stop]
+            self.positions += range(depth, stop)
+            self.lengths.append(stop - depth)
+            path, depth = (*path, len(self.paths)), stop
+            self.paths.append(path)
+            for row in alike:
+                self.places[row] += range(start, len(self.tokens))
+        branches: dict[int, list[int]] = {}  # by the next token; rows without one apart, at negative keys
+        for row in alike:
             if len(rows[row]) > depth:
-                by_token.setdefault(rows[row][depth], []).append(row)
-        for alike in by_token.values():
-            stop = _end_of_common([rows[row] for row in alike], depth)
-            is_shared = (stop - depth) * (len(alike) - 1) >= MIN_SHARED
-            for own in [alike] if is_shared else [[row] for row in alike]:
-                end = stop if is_shared else len(rows[own[0]])
-                start = len(self.tokens)
-                self.tokens += rows[own[0]][depth:end]
-                self.positions += range(depth, end)
-                self.lengths.append(end - depth)
-                self.paths.append((*path, len(self.paths)))
-                for row in own:
-                    self.places[row] += range(start, len(self.tokens))
-                if is_shared:
-                    self._grow(rows, own, end, self.paths[-1] if end > depth else path)
+                branches.setdefault(rows[row][stop] if len(rows[row]) > stop else -1 - row, []).append(row)
+        for own in branches.values():
+            self._grow(rows, own, depth, path)
 
     def attend(
         self,
