@@ -5,14 +5,19 @@
     played(model)      sampled, shared, refilled, retracted and greedy turns  ─▶ how far off the records are
     trained(family)    one optimizer step on rows of mixed lengths            ─▶ how far off the gradient is
     outcome(family)    the family's cells in the table of docs/real-models.md
+    packed(model)      rows that begin alike, as one tree                     ─▶ how far off both are
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
@@ -21,6 +26,10 @@ from zoo import RECURRENT, TOKENIZER, build
 
 from agentsgym import ConfigError, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv, PolicyAgent, SamplingParams, Trajectory
 from agentsgym.agents.policy import decoding_strategy
+from agentsgym.agents.policy.attention import EXTENDED
+from agentsgym.batch.views import pad_right
+from agentsgym.training.tensors import shared_prefix
+from agentsgym.training.tensors.scoring import score_labeled_only
 
 WORDS = "the room is dark you see a lamp a table and two doors is it bigger than a book yes or no"
 SEEDS = (5, 0, 11, 3, 4, 1, 17, 2)
@@ -171,3 +180,58 @@ def _training(family: str, folder: Path, *, adapts: bool = False) -> str:
         return "exact"
     assert trained(family, folder / "double", adapts=adapts, dtype="float64") < ROUNDING
     return "rounding"
+
+
+def branching_rows(size: int, seed: int = 1) -> list[list[int]]:
+    """Rows of ids below ``size`` that branch twice; one stands alone, one begins another, two are equal."""
+    draw = random.Random(seed)
+    some = lambda count: [draw.randrange(5, size) for _ in range(count)]  # noqa: E731
+    base = some(50)
+    rows = [base + some(count) for count in (20, 33, 7)]
+    middle = rows[0] + some(25)
+    return [*rows, middle + some(9), middle[:-3] + some(4), some(40), base[:30], rows[1]]
+
+
+def packed(model: Any, rows: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Return how far off log-probabilities and gradients are if rows are packed, from those of each row alone.
+
+    The gradient's is that of the worst parameter, relative to its norm. The head is the model's own, since TRL's
+    computes in float32.
+    """
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    draws = torch.Generator().manual_seed(0)
+    weights = [torch.randn(max(0, len(row) - 1), generator=draws) for row in rows]
+    alone = [_label_logprobs(model(input_ids=torch.tensor([row])).logits, row[1:]) for row in rows if len(row) > 1]
+    expected, wanted = torch.cat(alone), _gradient_of(model, torch.cat(alone), torch.cat(weights))
+    width, attention = max(map(len, rows)), base.config._attn_implementation
+    ids, mask = (
+        torch.tensor([pad_right(own, width, 0) for own in column]) for column in (rows, [[1] * len(row) for row in rows])
+    )
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    base.forward = MethodType(_scored_by_own_head, base)
+    score_labeled_only(base)
+    base.set_attn_implementation(EXTENDED[attention])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_prefix, "MAX_FRACTION", 1e9)
+        found = model(**inputs, fused_lm_head=True)["log_probs"][mask[:, 1:] == 1]
+        gradient = _gradient_of(model, found, torch.cat(weights))
+    del base.forward
+    base.set_attn_implementation(attention)
+    least = 1e-3 * max(one.norm() for one in wanted.values())
+    errors = [(gradient[name] - one).norm() / one.norm().clamp(min=least) for name, one in wanted.items()]
+    return float((found - expected).detach().abs().max()), float(max(errors))
+
+
+def _scored_by_own_head(self: Any, *, shift_labels: torch.Tensor, fused_lm_head: bool, **kwargs: Any) -> dict[str, Any]:
+    return {"log_probs": _label_logprobs(type(self).forward(self, **kwargs).logits, shift_labels[0])[None]}
+
+
+def _label_logprobs(logits: torch.Tensor, labels: Any) -> torch.Tensor:
+    labels = torch.as_tensor(labels)
+    return logits[0, : len(labels)].log_softmax(-1).gather(1, labels[:, None])[:, 0]
+
+
+def _gradient_of(model: Any, logprobs: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    (logprobs * weights).sum().backward()
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
