@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, RecurrentGemmaConfig
 from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
+from zoo import build
 
 from agentsgym import ConfigError, GRPOEnvTrainer, logprob_gap
 from agentsgym.training._trl import TRLInterface
@@ -134,8 +135,9 @@ def test_a_forward_that_wants_logits_is_the_models_own() -> None:
     torch.testing.assert_close(model(**arguments, labels=labels).loss, loss, atol=0, rtol=0)
 
 
-def test_a_head_is_handed_hidden_states_and_scales_and_caps_as_ever() -> None:
-    model: Any = policy()[0]
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_a_head_is_handed_hidden_states_and_scales_and_caps_as_ever(family: str) -> None:
+    model: Any = build(family)
     ids, attention_mask, _ = rows(model.config.vocab_size)
     states = trunk_of(model)(input_ids=ids, attention_mask=attention_mask).last_hidden_state
     logits = model(input_ids=ids, attention_mask=attention_mask).logits

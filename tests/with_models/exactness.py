@@ -195,18 +195,17 @@ def branching_rows(size: int, seed: int = 1) -> list[list[int]]:
 def packed(model: Any, rows: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Return how far off log-probabilities and gradients are if rows are packed, from those of each row alone.
 
-    The gradient's is that of the worst parameter, relative to its norm. The head is the model's own, since TRL's
+    The gradient's is that of the worst parameter, relative to its norm. The head is a plain one, since TRL's
     computes in float32.
     """
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     draws = torch.Generator().manual_seed(0)
     weights = [torch.randn(max(0, len(row) - 1), generator=draws) for row in rows]
-    alone = [_label_logprobs(model(input_ids=torch.tensor([row])).logits, row[1:]) for row in rows if len(row) > 1]
+    alone = [_logprobs(base, row[1:], input_ids=torch.tensor([row])) for row in rows if len(row) > 1]
     expected, wanted = torch.cat(alone), _gradient_of(model, torch.cat(alone), torch.cat(weights))
     width, attention = max(map(len, rows)), base.config._attn_implementation
-    ids, mask = (
-        torch.tensor([pad_right(own, width, 0) for own in column]) for column in (rows, [[1] * len(row) for row in rows])
-    )
+    ids = torch.tensor([pad_right(row, width, 0) for row in rows])
+    mask = torch.tensor([pad_right([1] * len(row), width, 0) for row in rows])
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
     base.forward = MethodType(_scored_by_own_head, base)
     score_labeled_only(base)
@@ -222,13 +221,13 @@ def packed(model: Any, rows: Sequence[Sequence[int]]) -> tuple[float, float]:
     return float((found - expected).detach().abs().max()), float(max(errors))
 
 
-def _scored_by_own_head(self: Any, *, shift_labels: torch.Tensor, fused_lm_head: bool, **kwargs: Any) -> dict[str, Any]:
-    return {"log_probs": _label_logprobs(type(self).forward(self, **kwargs).logits, shift_labels[0])[None]}
+def _scored_by_own_head(self: Any, *, shift_labels: torch.Tensor, fused_lm_head: bool, **inputs: Any) -> dict[str, Any]:
+    return {"log_probs": _logprobs(self, shift_labels[0], **inputs)[None]}
 
 
-def _label_logprobs(logits: torch.Tensor, labels: Any) -> torch.Tensor:
-    labels = torch.as_tensor(labels)
-    return logits[0, : len(labels)].log_softmax(-1).gather(1, labels[:, None])[:, 0]
+def _logprobs(model: Any, labels: Any, **inputs: Any) -> torch.Tensor:
+    labels, states = torch.as_tensor(labels), model.base_model(**inputs).last_hidden_state[0]
+    return model.get_output_embeddings()(states[: len(labels)]).log_softmax(-1).gather(1, labels[:, None])[:, 0]
 
 
 def _gradient_of(model: Any, logprobs: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:

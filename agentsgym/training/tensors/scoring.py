@@ -237,4 +237,5 @@ def head_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
 def trunk_of(model: Any) -> nn.Module:
     """Return the module whose hidden states the head reads, under PEFT that of the base model."""
     inner = without_adapters(model)
-    return inner.get_decoder() if inner.base_model is inner else inner.base_model
+    trunk = inner.get_decoder() if inner.base_model is inner else inner.base_model
+    return getattr(trunk, "decoder", trunk)  # OPT's head calls the inner one
