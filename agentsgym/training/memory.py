@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import psutil
 import torch
 
+from agentsgym.agents.policy.attention import EXTENDED
 from agentsgym.training.observing import BatchObserver
+from agentsgym.training.tensors.shared_prefix import most_computed
 
 if TYPE_CHECKING:
     from agentsgym.training.observing import ObservedBatch
@@ -23,23 +25,31 @@ class MemoryWarning(BatchObserver):
 
     def __init__(self) -> None:
         self._num_rows = self._bytes_per_token = self._warned_at = 0
+        self._shares = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Estimate the memory that a token needs."""
+        self._shares = model.config._attn_implementation in EXTENDED.values()
         self._num_rows = args.per_device_train_batch_size
         self._bytes_per_token = activation_bytes(model, is_half=args.bf16, recomputes=args.gradient_checkpointing)
 
     def on_batch(self, observed: ObservedBatch) -> None:
-        """Compare the batch's longest rows with the free memory."""
+        """Compare the largest micro-batch with the free memory."""
         if not observed.phase.is_training or observed.tokens.ids.device.type != "cpu":
             return
         num_rows, length = self._num_rows, int(observed.tokens.attention_mask.sum(1).max())
-        per_row = length * self._bytes_per_token
         free = free_memory()
-        if num_rows * per_row <= free or num_rows * length <= self._warned_at:
+
+        def needed(size: int) -> int:
+            padded = size * length * self._bytes_per_token
+            if not self._shares or padded <= free:
+                return padded
+            return most_computed(observed.tokens.ids, observed.tokens.attention_mask, size) * self._bytes_per_token
+
+        if needed(num_rows) <= max(free, self._warned_at):
             return
-        self._warned_at = num_rows * length
-        fitting = free // per_row
+        self._warned_at = needed(num_rows)
+        fitting = next((size for size in range(num_rows - 1, 0, -1) if needed(size) <= free), 0)
         advice = "a single row does not fit; set gradient_checkpointing=True or limit the length of episodes"
         if fitting:
             advice = f"per_device_train_batch_size={fitting} would fit (raise gradient_accumulation_steps in return)"
@@ -48,7 +58,7 @@ class MemoryWarning(BatchObserver):
             "system may end the process: %s",
             num_rows,
             length,
-            num_rows * per_row / 1e9,
+            self._warned_at / 1e9,
             free / 1e9,
             advice,
         )

@@ -35,9 +35,9 @@ def test_the_estimate_takes_the_widest_of_the_layers() -> None:
     assert activation_bytes(model(**sizes, intermediate_size=[8, 16]), **options) == wide  # as Gemma 3n lists them
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, **changes: Any) -> None:
     model, tokenizer = policy(0)
-    args = settings(folder, max_steps=2)
+    args = settings(folder, max_steps=2, **changes)
     with GRPOEnvTrainer(model, GuessNumber(tokenizer), args, train_dataset=tasks()) as trainer:
         trainer.train()
 
@@ -59,7 +59,7 @@ def test_a_warning_states_what_would_fit(
 
     monkeypatch.setattr(memory.MemoryWarning, "on_batch", observe)
     monkeypatch.setattr(memory, "free_memory", lambda: int(rows_that_fit * lengths[-1] * 1000))
-    train(tmp_path)
+    train(tmp_path, shared_prefix="off")
     warnings = [record.getMessage() for record in caplog.records if "a micro-batch of" in record.getMessage()]
     assert warnings
     assert f"rows of up to {lengths[0]} tokens" in warnings[0]
@@ -67,6 +67,27 @@ def test_a_warning_states_what_would_fit(
     assert len(warnings) == len(
         {length for index, length in enumerate(lengths) if length > max(lengths[:index], default=0)}
     )
+
+
+@pytest.mark.parametrize(("num_free", "advice"), [(120, None), (119, "=7 would"), (50, "=1 would"), (49, "a single")])
+def test_tokens_that_rows_share_are_counted_once(
+    num_free: int, advice: str | None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Eight rows of 50 tokens, 40 of which they share, are 120 tokens."""
+    monkeypatch.setattr(memory, "free_memory", lambda: num_free * 1000)
+    monkeypatch.setattr(memory, "activation_bytes", lambda *_, **__: 1000)
+    ids = torch.cat([torch.arange(40).expand(8, -1), torch.arange(100, 180).view(8, 10)], 1)
+    tokens = SimpleNamespace(ids=ids, attention_mask=torch.ones_like(ids))
+    observed: Any = SimpleNamespace(phase=SimpleNamespace(is_training=True), tokens=tokens)
+    args = SimpleNamespace(per_device_train_batch_size=8, bf16=False, gradient_checkpointing=False)
+    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="agentsgym_sdpa"))
+    warning = memory.MemoryWarning()
+    warning.on_train_begin(args, None, None, model=model)
+    for _ in range(2):
+        warning.on_batch(observed)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == (advice is not None)
+    assert advice is None or advice in found[0]
 
 
 def test_a_run_that_fits_is_not_warned_about(tmp_path: Path, caplog: Any) -> None:

@@ -158,10 +158,18 @@ def micro_batches(batch: Mapping[str, Any], size: int, *, shares: bool) -> Seque
         return by_length.split(size)
     rows = rows_of(batch["prompt_completion_ids"], batch["attention_mask"])
     by_ids = torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=by_length.device)
-    groupings = [order.split(size) for order in (by_length, by_ids)]
-    return min(
-        groupings, key=lambda all_places: sum(num_computed([rows[i] for i in one.tolist()]) for one in all_places)
-    )
+    groupings: list[Any] = [order.split(size) for order in (by_length, by_ids)]
+    return min(groupings, key=lambda all_places: sum(_nums_computed(rows, all_places)))
+
+
+def most_computed(ids: torch.Tensor, attention_mask: torch.Tensor, size: int) -> int:
+    """Count the tokens that a model which shares prefixes computes for the largest of :func:`micro_batches`."""
+    batch = {"prompt_completion_ids": ids, "attention_mask": attention_mask}
+    return max(_nums_computed(rows_of(ids, attention_mask), micro_batches(batch, size, shares=True)))
+
+
+def _nums_computed(rows: Sequence[Sequence[int]], groups: Iterable[torch.Tensor]) -> list[int]:
+    return [num_computed([rows[place] for place in places.tolist()]) for places in groups]
 
 
 def can_share(model: Any) -> bool:
