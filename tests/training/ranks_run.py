@@ -221,9 +221,9 @@ def conversations(trainer: GRPOEnvTrainer) -> list[str]:
     return [json.dumps([*prompt, *output]) for prompt, output in zip(logs["prompt"], logs["completion"], strict=True)]
 
 
-def outcome(name: str, folder: Path) -> dict[str, Any]:
-    """Train as a scenario states and report what came of it."""
-    changes = dict(SCENARIOS[name])
+def outcome(name: str, folder: Path, **others: Any) -> dict[str, Any]:
+    """Train as a scenario states, with other settings if given, and report what came of it."""
+    changes = SCENARIOS[name] | others
     num_rows = changes.pop("per_device_train_batch_size", NUM_ROWS)
     accumulation = changes.get("gradient_accumulation_steps", 1)
     own = num_rows // NUM_RANKS // accumulation

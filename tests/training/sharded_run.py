@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from games import GuessNumber, logged, policy, settings, tasks
+from games import RECOMPUTED, GuessNumber, logged, policy, settings, tasks
 from peft import LoraConfig
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
@@ -49,6 +49,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "dapo": {"drift_interval": 1},
     "iterated": {"num_iterations": 2, "max_steps": 4},
     "accumulated": {"gradient_accumulation_steps": 3},
+    "recomputed": RECOMPUTED,
     "evaluated": {"eval_dataset": tasks(3), "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4},
     "reference": {"beta": 0.1},
     "adapters": {"beta": 0.1, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])},
@@ -186,6 +187,7 @@ def trained(name: str, folder: Path, base: Path, **changes: Any) -> dict[str, An
     whole = {key: _whole(parameter).tolist() for key, parameter in trainer.model.named_parameters()}
     return {
         "agent": type(trainer.agent).__name__,
+        "shares": trainer._trl.shares_prefixes,
         "sharded": any(isinstance(parameter, DTensor) for parameter in trainer.model.parameters()),
         "weights": whole,
         **{key: logged(trainer, key) for key in WATCHED},

@@ -77,8 +77,9 @@ def test_games_of_a_rank_are_uneven(ranks: list[dict[str, Any]]) -> None:
 def test_two_ranks_train_shards_as_one_process_trains_all(
     name: str, ranks: list[dict[str, Any]], base: Path, tmp_path: Path
 ) -> None:
-    one = sharded_run.trained(name, tmp_path, base)
+    one = sharded_run.trained(name, tmp_path, base, shared_prefix="off")
     first, second = (outcomes[name] for outcomes in ranks)
+    assert first["shares"] is second["shares"] is not one["shares"]
     assert (one["agent"], first["agent"]) == ("PolicyAgent", "ShardedPolicyAgent")
     assert (one["sharded"], first["sharded"]) == (False, True)
     assert any(one["loss"])
