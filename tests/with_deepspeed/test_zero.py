@@ -61,12 +61,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def one_process(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """What one process came to in a scenario."""
+    """What one process that packs no rows came to in a scenario."""
     found: dict[str, dict[str, Any]] = {}
 
     def run(name: str) -> dict[str, Any]:
         if name not in found:
-            trainer = zero_run.trainer_of(name, tmp_path_factory.mktemp("one"), base)
+            trainer = zero_run.trainer_of(name, tmp_path_factory.mktemp("one"), base, shared_prefix="off")
             trainer.train()
             found[name] = zero_run.outcome(trainer)
         return found[name]
