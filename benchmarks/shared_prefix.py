@@ -9,6 +9,9 @@ and the gradient of a weighted sum is computed. Both ways alternate in one proce
   parts of 8 rows. Tokens are also counted of 8 such rollouts, in parts of 8.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch, transformers and vLLM leave parts of their signatures untyped.
+
 from __future__ import annotations
 
 import argparse
@@ -96,8 +99,8 @@ def tokens_of(batch: Batch, *, shares: bool) -> int:
 def make_model(layers: int, width: int) -> Any:
     """A model with TRL's head, around which is ours."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": width, "intermediate_size": width * 8 // 3, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": width * 8 // 3, "num_hidden_layers": layers}
+    heads: dict[str, Any] = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
     model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=49_152, max_position_embeddings=8192, **sizes, **heads))
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     score_labeled_only(model)

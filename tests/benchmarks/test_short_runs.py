@@ -89,6 +89,15 @@ def test_all_ways_of_a_training_step_give_the_same_gradient() -> None:
     assert all(0 < row["own_fraction"] < 1 for row in result["own_work"])
 
 
+def test_packed_rows_save_tokens_and_give_the_same_gradient() -> None:
+    result = result_of("shared_prefix", "--quick")
+    for name, least in {"prompt 100": 1.5, "nothing shared": 1, "rewritten": 4, "rewritten, 8 rollouts": 4}.items():
+        apart, together = result[name]["tokens"]
+        assert apart >= least * together
+        assert result[name].get("gradient_gap", 0.0) < 1e-5
+    assert result["prompt 100"]["kept"] < 0.8
+
+
 def test_two_ranks_have_small_gaps() -> None:
     result = result_of("two_ranks", "--num_steps", "2", "--num_warm_steps", "60")
     assert result["num_steps"] == 2

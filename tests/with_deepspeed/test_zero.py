@@ -97,6 +97,7 @@ def test_two_ranks_train_as_one_process_does(stage: int, way: str, name: str, ra
     first, second = (outcomes[f"{way} {name}"] for outcomes in ranks(stage)[1])
     assert first["agent"] == ("ShardedPolicyAgent" if way == "in_step" else "PolicyAgent")
     assert (first["num_held"] == 0) == (stage == 3)
+    assert first["shares"] is second["shares"] is not one["shares"]
     assert first["weights"] == second["weights"]
     assert any(one["grad_norm"])
     # Where micro-batches are others, so is TRL's mean over them.

@@ -92,6 +92,7 @@ def outcome(trainer: GRPOEnvTrainer) -> dict[str, Any]:
             weights[key] = parameter.detach().tolist()
     return {
         "agent": type(trainer.agent).__name__,
+        "shares": trainer._trl.shares_prefixes,
         "num_held": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "weights": weights,
         **{key: logged(trainer, key) for key in WATCHED},
