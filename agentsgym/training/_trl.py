@@ -82,12 +82,13 @@ def check_logits(model: Any, temperature: float, *, is_sharded: bool | None = No
         return
     whole = without_adapters(model)
     expose_decoder(whole)
-    own = vars(whole).get("forward")
+    attributes: dict[str, Any] = vars(whole)
+    own = attributes.get("forward")
     add_fused_lm_head(whole, temperature)
     try:
         scoring.check_head(whole, temperature)
     finally:
-        vars(whole).pop("forward")
+        del attributes["forward"]
         if own is not None:
             whole.forward = own
 

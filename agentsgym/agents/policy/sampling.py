@@ -116,12 +116,13 @@ class Sampler:
         # with it would be fatal.
         drawn = drawn.clamp(max=scores.shape[1] - 1)
         found = torch.cat([drawn.double(), logprobs.gather(1, drawn)], 1)  # read together: reading waits
-        tokens, chosen = zip(*found.tolist(), strict=True)
+        pairs: list[list[float]] = found.tolist()  # pyright: ignore[reportUnknownMemberType]
+        chosen = [value for _, value in pairs]
         if math.isnan(sum(chosen)):
             raise NonFiniteError(LOGITS_NOT_FINITE)
         if seen is not None:
             chosen = [value if value > _NEVER_DRAWN else math.nan for value in chosen]
-        return [int(token) for token in tokens], list(chosen)
+        return [int(token) for token, _ in pairs], chosen
 
 
 def inverse_transform_sample(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -13,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
+_warned: WeakSet[nn.Module] = WeakSet()
 
 
 def without_adapters(model: Any) -> Any:
@@ -60,7 +62,8 @@ def freeze_beyond_text(model: Any) -> None:
     places = beyond_text(whole)
     towers = tuple(f"{place}." for place in places)
     frozen = [one for name, one in whole.named_parameters() if one.requires_grad and f"{name}.".startswith(towers)]
-    if frozen:
+    if frozen and whole not in _warned:  # a warm start freezes before training does
+        _warned.add(whole)
         text = "no text reaches %s, which are not trained; to leave them trainable, set ddp_find_unused_parameters"
         logger.warning(text, ", ".join(places))
     for weight in frozen:
