@@ -82,7 +82,7 @@ def check_logits(model: Any, temperature: float, *, is_sharded: bool | None = No
         return
     whole = without_adapters(model)
     expose_decoder(whole)
-    attributes: dict[str, Any] = vars(whole)
+    attributes = whole.__dict__
     own = attributes.get("forward")
     add_fused_lm_head(whole, temperature)
     try:

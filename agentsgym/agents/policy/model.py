@@ -7,7 +7,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import AutoTokenizer, ProcessorMixin
@@ -114,7 +114,7 @@ def random_draws(model: Any) -> list[tuple[Any, str]]:
     return [
         (part, name)
         for part in model.modules()
-        for name, value in cast("dict[str, Any]", vars(part)).items()
+        for name, value in part.__dict__.items()
         if ("dropout" in name or name in _NOISE or (name == "p" and isinstance(part, nn.Dropout)))
         and isinstance(value, float)
         and value

@@ -116,7 +116,7 @@ class Sampler:
         # with it would be fatal.
         drawn = drawn.clamp(max=scores.shape[1] - 1)
         found = torch.cat([drawn.double(), logprobs.gather(1, drawn)], 1)  # read together: reading waits
-        pairs: list[list[float]] = found.tolist()  # pyright: ignore[reportUnknownMemberType]
+        pairs: list[list[float]] = found.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         chosen = [value for _, value in pairs]
         if math.isnan(sum(chosen)):
             raise NonFiniteError(LOGITS_NOT_FINITE)
