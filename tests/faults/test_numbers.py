@@ -234,13 +234,13 @@ def test_a_policy_whose_logits_are_nan_from_the_first_is_refused() -> None:
 
 def test_tokens_that_are_ruled_out_are_no_fault() -> None:
     logits = torch.tensor([[0.0, -math.inf, -math.inf]])
-    assert Sampler(SamplingParams()).draw(logits, [0.5]) == ([0], [0.0])
+    assert Sampler(SamplingParams()).draw(logits, torch.tensor([0.5])) == ([0], [0.0])
 
 
 def test_what_a_penalty_alone_makes_possible_has_no_log_probability() -> None:
     seen = torch.tensor([[True, False]])
     tokens, [logprob] = Sampler(SamplingParams(repetition_penalty=4.0)).draw(
-        torch.tensor([[400.0, 200.0]]), [0.5], seen
+        torch.tensor([[400.0, 200.0]]), torch.tensor([0.5]), seen
     )
     assert tokens == [1]
     assert math.isnan(logprob)
