@@ -29,7 +29,7 @@ AT_MOST = {
     "lines of agentsgym": 72_900,
     # Entered: a case for each new user's mistake; 34 public families, their round trips and the other parser's reading.
     # Entered: every causal family of transformers is played and trained, from a table of facts.
-    "lines of tests": 84_580,
+    "lines of tests": 84_590,
     "lines of benchmarks": 11_730,
     # Entered: shared_prefix, on by default, since packed rows round otherwise and a bonus per micro-batch sees others.
     "settings beyond TRL's": 28,

@@ -135,7 +135,6 @@ class MultistepEnv(ABC):
     overrides_step_action: ClassVar[bool] = False
     overrides_final_reward: ClassVar[bool] = False
     overrides_score_state: ClassVar[bool] = False
-    overrides_state_hooks: ClassVar[bool] = False
     has_coroutines: bool = False
     _called_config: dict[str, Any] | None
     _unstorable_args: list[str]

@@ -27,13 +27,11 @@ class PlayableEnv(Protocol):
         overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
         overrides_final_reward: Whether the class overrides ``_final_reward``, so that it need not be the sum.
         overrides_score_state: Whether the class overrides ``_score_state``, so that turns are rewarded for its changes.
-        overrides_state_hooks: Whether the class overrides ``_state_key``, ``_role`` or ``_potential``.
     """
 
     overrides_step_action: ClassVar[bool]
     overrides_final_reward: ClassVar[bool]
     overrides_score_state: ClassVar[bool]
-    overrides_state_hooks: ClassVar[bool]
     exchange_class: ClassVar[type[Any]]
     has_coroutines: bool
     env_config: dict[str, Any]

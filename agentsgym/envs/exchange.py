@@ -77,6 +77,8 @@ class Exchange:
         """Begin a record; the arguments are attributes of :class:`~agentsgym.envs.trial.Trial`."""
         self.env, self.session_id, self.task_data, self.budget = env, session_id, task_data, budget
         self._note_turns = note_turns
+        hooks = (env._state_key, env._role, env._potential)
+        self._describes_states = any(getattr(one, "__module__", None) != "agentsgym.envs.base" for one in hooks)
         self._views: Views | None = None
         self._last_turns: LastTurns | None = None
         self.conversation = self.new_conversation()
@@ -121,7 +123,7 @@ class Exchange:
     def turn(self, state: State, episode: int) -> dict[str, Any]:
         """Return the fields of the turn that begins with the observation of a state: its prompt, without an action."""
         fields: dict[str, Any] = {"episode": episode, "role": None, "prompt_messages": self.prompt_messages()}
-        if not self.env.overrides_state_hooks:
+        if not self._describes_states:
             return fields
         key = as_hashable("_state_key", call_environment(self.env._state_key, state))
         potential = call_environment(self.env._potential, state)

@@ -49,8 +49,6 @@ def prepare_class(env_class: type[Any], base: type[Any]) -> None:
     env_class.overrides_step_action = env_class._step_action is not base._step_action
     env_class.overrides_final_reward = env_class._final_reward is not base._final_reward
     env_class.overrides_score_state = env_class._score_state is not base._score_state
-    hooks = ("_state_key", "_role", "_potential")
-    env_class.overrides_state_hooks = any(getattr(env_class, one) is not getattr(base, one) for one in hooks)
     env_class.has_coroutines = any(is_async(inspect.getattr_static(env_class, name, None)) for name in MAY_BE_ASYNC)
 
 

@@ -252,6 +252,18 @@ def test_state_keys_are_kept_by_episode() -> None:
     assert {turn.state_key for turn in GuessEnv().rollout(tasks(2), Counting())[0].turns} == {None}
 
 
+def test_hooks_that_describe_states_may_be_set_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(GuessEnv):
+        """Has no hook that describes its states."""
+
+    env = Late()
+    assert {turn.role for turn in env.rollout(tasks(2), Counting())[0].turns} == {None}
+    monkeypatch.setattr(Late, "_role", lambda _env, _state: "of the class")
+    assert {turn.role for turn in env.rollout(tasks(2), Counting())[0].turns} == {"of the class"}
+    monkeypatch.setattr(env, "_role", lambda _state: "of the instance")
+    assert {turn.role for turn in env.rollout(tasks(2), Counting())[0].turns} == {"of the instance"}
+
+
 def test_turns_know_who_the_agent_was_and_what_the_state_before_them_was_worth() -> None:
     class Valued(GuessEnv):
         """Takes turns between two seats, and counts guesses down."""
