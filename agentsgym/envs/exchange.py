@@ -49,6 +49,10 @@ from agentsgym.types import Action, Message, Turn, TurnRequest
 logger = logging.getLogger(__name__)
 
 
+def _module_of(hook: Any) -> str | None:
+    return getattr(hook, "__globals__", {}).get("__name__")  # which ``functools.wraps`` does not copy
+
+
 class Exchange:
     """One trial's turns, played through the hooks of ``MultistepEnv`` and recorded as one conversation.
 
@@ -78,7 +82,7 @@ class Exchange:
         self.env, self.session_id, self.task_data, self.budget = env, session_id, task_data, budget
         self._note_turns = note_turns
         hooks = (env._state_key, env._role, env._potential)
-        self._describes_states = any(getattr(one, "__module__", None) != "agentsgym.envs.base" for one in hooks)
+        self._describes_states = any(_module_of(one) != "agentsgym.envs.base" for one in hooks)
         self._views: Views | None = None
         self._last_turns: LastTurns | None = None
         self.conversation = self.new_conversation()

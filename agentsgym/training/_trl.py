@@ -86,7 +86,7 @@ def check_logits(model: Any, temperature: float, *, is_sharded: bool | None = No
     own = attributes.get("forward")
     add_fused_lm_head(whole, temperature)
     try:
-        scoring.check_head(whole, temperature)
+        scoring.check_head(model, temperature)
     finally:
         del attributes["forward"]
         if own is not None:
@@ -196,13 +196,14 @@ class TRLInterface:
 
     def share_prefixes(self) -> None:
         """Let the rows of a micro-batch compute a shared beginning once, if the settings and the models allow it."""
-        models = [*self._scored_models()]
-        self.shares_prefixes = (
-            self._trainer.args.shared_prefix == "auto" and not self.has_aux_loss and all(map(can_share, models))
-        )
-        for model in models if self.shares_prefixes else ():
-            name = model.config._attn_implementation
-            model.set_attn_implementation(EXTENDED.get(name, name))
+        models, args = [*self._scored_models()], self._trainer.args
+        draws = self.has_aux_loss or args.neftune_noise_alpha  # the noise of shared tokens would be shared, too
+        self.shares_prefixes = args.shared_prefix == "auto" and not draws and all(map(can_share, models))
+        names = EXTENDED if self.shares_prefixes else {after: before for before, after in EXTENDED.items()}
+        for model in models:
+            model.packs_rows = self.shares_prefixes
+            if (name := model.config._attn_implementation) in names:  # an earlier trainer may have shared
+                model.set_attn_implementation(names[name])
 
     def _scored_models(self) -> Generator[Any]:
         policy, reference = self.policy(), self._trainer.ref_model

@@ -235,6 +235,7 @@ class GRPOEnvTrainer(RestartableTrainer):
 
     def _begin_run(self) -> None:
         self._num_generations = None
+        self._trl.share_prefixes()  # another trainer may have changed what the model does
         self.generator.begin_run(0)
         self._assigner = AdvantageAssigner(self.args)
         self._diagnostics = Diagnostics(self.args, self.estimator)

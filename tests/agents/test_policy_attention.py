@@ -126,7 +126,7 @@ class OwnForward(LlamaForCausalLM):
 
 def test_only_plain_sdpa_is_touched() -> None:
     assert has_plain_attention(model_of("llama"))
-    for kind in ("llama-eager", "gpt_oss", "rwkv"):
+    for kind in ("llama-eager", "gpt_oss", "rwkv", "deepseek_v32"):
         assert not has_plain_attention(model_of(kind))
     config: Any = model_of("llama").config
     assert not has_plain_attention(OwnForward(config))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from exactness import Talk, played
-from peft import LoraConfig
+from peft import LoraConfig, VeraConfig
 from zoo import TOKENIZER, build
 
 from agentsgym import ConfigError, GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, TrainingRun, Trajectory, imitate
@@ -82,6 +82,14 @@ def test_adapters_on_all_linear_layers_leave_routers_alone(family: str, tmp_path
     trained = {name for name, one in trainer.model.named_parameters() if one.requires_grad}
     assert any("experts" in name for name in trained)
     assert not any("gate." in name for name in trained)
+
+
+def test_adapters_of_a_kind_without_exclude_modules_are_trained(tmp_path: Path) -> None:
+    args = GRPOEnvConfig(str(tmp_path), use_cpu=True, report_to="none", num_generations=8)
+    rows = Dataset.from_list([{"task_data": {"seed": 3}}])
+    adapters = VeraConfig(target_modules=["q_proj", "o_proj"], r=4)
+    trainer = GRPOEnvTrainer(build("llama"), Talk(TOKENIZER), args, rows, peft_config=adapters)
+    assert any(one.requires_grad for name, one in trainer.model.named_parameters() if "vera" in name)
 
 
 def test_float64_is_sampled_though_some_layers_compute_in_float32() -> None:

@@ -9,7 +9,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from zoo import FAMILIES, LEFT_OUT, type_of
 
-FAST = ["deepseek_v32", "gemma3_text", "gemma4_text", "gpt_oss", "lfm2", "llama", "llama4_text", "phi3 LongRoPE"]
+FAST = [
+    "deepseek_v32",
+    "gemma3_text",
+    "gemma4_text",
+    "glm_moe_dsa selection of 64",
+    "gpt_oss",
+    "lfm2",
+    "llama",
+    "llama4_text",
+    "phi3 LongRoPE",
+]
 FAST += ["phimoe", "qwen3_moe", "qwen3_vl"]
 
 

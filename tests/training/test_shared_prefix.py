@@ -194,6 +194,15 @@ class OwnForward(LlamaForCausalLM):
     """A model of a listed type that might do anything."""
 
 
+def with_a_layer_of_its_own() -> Any:
+    class Own(torch.nn.Linear):
+        """Might link tokens."""
+
+    model = policy()[0]
+    model.model.layers[0].mlp = Own(64, 64)
+    return model
+
+
 def with_dropout() -> Any:
     model = policy()[0]
     model.model.layers[0].self_attn.attention_dropout = 0.1
@@ -203,7 +212,9 @@ def with_dropout() -> Any:
 OTHERS: dict[str, Any] = {
     "recurrent": lambda: build("mamba2"),
     "a window by the mask alone": lambda: build("phimoe"),
+    "a window of which attention learns nothing": lambda: build("qwen2_moe"),
     "of one's own": lambda: OwnForward(policy()[0].config),
+    "with a layer of one's own": with_a_layer_of_its_own,
     "dropout": with_dropout,
     "another device": lambda: policy()[0].to("meta"),
 }
@@ -220,6 +231,7 @@ def test_what_might_compute_otherwise_is_not_packed(name: str) -> None:
     [
         ({}, True),
         ({"shared_prefix": "off"}, False),
+        ({"neftune_noise_alpha": 5.0}, False),
         ({"model": with_dropout}, False),
         ({"model": with_dropout, "disable_dropout": True}, True),
         ({"model": lambda: build("qwen3_moe"), "router_aux_loss_coef": 0.0}, True),
@@ -233,6 +245,19 @@ def test_a_trainer_packs_where_it_may(changes: dict[str, Any], shares: bool, tmp
     assert (trainer.model.config._attn_implementation in EXTENDED.values()) == shares
     trainer.save_model(str(tmp_path / "saved"))
     assert "agentsgym" not in (tmp_path / "saved" / "config.json").read_text(encoding="utf-8")
+
+
+def test_a_later_trainer_that_does_not_share_packs_nothing(tmp_path: Path) -> None:
+    model = policy()[0]
+    names = [
+        trainer_of(tmp_path, model=model, shared_prefix=value).model.config._attn_implementation
+        for value in ("auto", "auto", "off")
+    ]
+    assert names == [EXTENDED["sdpa"], EXTENDED["sdpa"], "sdpa"]
+    separate = trainer_of(tmp_path, model=model, shared_prefix="off", max_steps=1)
+    assert trainer_of(tmp_path, model=model).model.packs_rows
+    separate.train()
+    assert not model.packs_rows
 
 
 def test_an_unknown_value_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 import agentsgym
 
 PACKAGE = str(Path(agentsgym.__file__).parent)
-MOST_FUNCTIONS = 440  # lower it with the code, and raise it only for what every step needs, as the trees of its rows
+MOST_FUNCTIONS = 445  # lower it with the code, and raise it only for what every step needs, as the trees of its rows
 IN_PLACE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")  # read where they stand
 
 

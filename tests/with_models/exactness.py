@@ -210,6 +210,7 @@ def packed(model: Any, rows: Sequence[Sequence[int]]) -> tuple[float, float]:
     base.forward = MethodType(_scored_by_own_head, base)
     score_labeled_only(base)
     base.set_attn_implementation(EXTENDED[attention])
+    base.packs_rows = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_prefix, "MAX_FRACTION", 1e9)
         found = model(**inputs, fused_lm_head=True)["log_probs"][mask[:, 1:] == 1]

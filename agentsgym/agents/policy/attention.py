@@ -9,6 +9,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -95,13 +98,18 @@ for _name, _function in ((SDPA, extended_sdpa), ("eager", extended_eager)):
     AttentionMaskInterface.register(EXTENDED[_name], ALL_MASK_ATTENTION_FUNCTIONS[_name])  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
-def has_plain_attention(model: PreTrainedModel, implementations: tuple[str, ...] = (SDPA, EXTENDED[SDPA])) -> bool:
+def has_plain_attention(model: PreTrainedModel) -> bool:
+    """Whether a model uses ``sdpa``, and no code of its own depends on the name of the implementation.
+
+    Sparse attention (GLM 5, DeepSeek V3.2) applies its selection only under the names that it knows.
+    """
+    return uses_attention(model, SDPA, EXTENDED[SDPA]) and not _reads_name(_module_of(model))
+
+
+def uses_attention(model: PreTrainedModel, *implementations: str) -> bool:
     """Whether all layers of a model, without its adapters, use one of these implementations of transformers' own."""
-    unwrapped = without_adapters(model)
-    config: Any = unwrapped.config
-    modules = (one.__module__ for one in type(unwrapped).__mro__)
-    module = next(one for one in modules if not one.startswith("torch."))  # FSDP2 makes a class of its own
-    functions = getattr(sys.modules[module], "ALL_ATTENTION_FUNCTIONS", None)
+    config: Any = without_adapters(model).config
+    functions = getattr(sys.modules[_module_of(model)], "ALL_ATTENTION_FUNCTIONS", None)
     return (
         functions is ALL_ATTENTION_FUNCTIONS  # some models define their own functions
         and not config.sub_configs  # which may each have their own implementation
@@ -109,13 +117,29 @@ def has_plain_attention(model: PreTrainedModel, implementations: tuple[str, ...]
     )
 
 
+def _module_of(model: Any) -> str:
+    modules = (one.__module__ for one in type(without_adapters(model)).__mro__)
+    return next(one for one in modules if not one.startswith("torch."))  # FSDP2 makes a class of its own
+
+
+@functools.cache
+def _reads_name(module: str) -> bool:
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except OSError:  # a package without sources
+        return True
+    return re.search(r"_attn_implementation (==|!=|in|not in) ", source) is not None
+
+
 @contextmanager
 def grouped_attention(model: Any) -> Generator[None]:
     """Make a model that :func:`has_plain_attention` use :func:`extended_sdpa` inside the ``with`` block."""
     config = model.config
-    given = config._attn_implementation
+    if config._attn_implementation != SDPA:  # in training, or in another thread
+        yield
+        return
     config._attn_implementation = EXTENDED[SDPA]  # without model.set_attn_implementation's walk over all modules
     try:
         yield
     finally:
-        config._attn_implementation = given
+        config._attn_implementation = SDPA

@@ -47,7 +47,7 @@ def save_rest(given: Any, model: Any, folder: Path, source: str = "", *, keep: b
 
 def _find(source: str, name: str) -> Path | None:
     try:
-        return Path(str(cached_file(source, name))) if source else None
+        return Path(str(cached_file(source, name, local_files_only=True))) if source else None
     except OSError:  # the file or the folder does not exist
         return None
 

@@ -76,7 +76,8 @@ def spare_layers(adapters: Any, model: Any) -> Any:
     These are layers that no text reaches, routers, and layers of which only the weights are used, so that an adapter
     has no effect. A configuration that names its layers, or sets ``exclude_modules``, is returned unchanged.
     """
-    if str(getattr(adapters, "target_modules", None)).lower() != "all-linear" or adapters.exclude_modules:
+    is_open = not getattr(adapters, "exclude_modules", True)  # some kinds of adapters have no such setting
+    if str(getattr(adapters, "target_modules", None)).lower() != "all-linear" or not is_open:
         return adapters
     adapters, spared = copy.copy(adapters), [*_spared(model)]
     adapters.exclude_modules = spared or None
@@ -88,7 +89,7 @@ def spare_layers(adapters: Any, model: Any) -> Any:
 
 def freeze_spared(model: Any) -> None:
     """Exclude from training the adapters that PEFT puts on parameters of excluded modules, such as routers."""
-    given = [one.exclude_modules or () for one in getattr(model, "peft_config", {}).values()]
+    given = [getattr(one, "exclude_modules", None) or () for one in getattr(model, "peft_config", {}).values()]
     spared = tuple(f"{name}." for names in given if not isinstance(names, str) for name in names)
     for name, weight in without_adapters(model).named_parameters():
         if "lora_" in name and name.startswith(spared):

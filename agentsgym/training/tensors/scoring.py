@@ -171,7 +171,7 @@ def score_labeled_only(model: Any) -> None:
 
 def tree_of(model: Any, inputs: Mapping[str, Any]) -> Segments | None:
     """Return the tree of a batch's rows if the model may share prefixes, and these rows share enough."""
-    if model.config._attn_implementation not in EXTENDED.values():
+    if not getattr(model, "packs_rows", False) or model.config._attn_implementation not in EXTENDED.values():
         return None
     return segments_of(rows_of(inputs["input_ids"], inputs["attention_mask"]), inputs["input_ids"].numel())
 
@@ -189,7 +189,8 @@ def check_head(model: Any, temperature: float) -> None:
 
     The states are made so large that a cap matters.
     """
-    name, size = type(model).__name__, getattr(model.config.get_text_config(), "vocab_size", None) or 8
+    name = type(without_adapters(model)).__name__
+    size = getattr(model.config.get_text_config(), "vocab_size", None) or 8
     ids = torch.arange(8, device=model.device)[None] % size
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with evaluation_mode(model), torch.no_grad():

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from agentsgym.agents.policy.attention import EXTENDED, has_plain_attention
+from agentsgym.agents.policy.attention import EXTENDED, uses_attention
 from agentsgym.agents.policy.model import random_draws
 
 MIN_SHARED: Final = 16  # tokens that a branch must save: each costs a call of attention per layer
@@ -26,8 +26,9 @@ MIN_SHARED: Final = 16  # tokens that a branch must save: each costs a call of a
 FAMILIES: Final = frozenset(
     "bitnet cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4 gemma gemma2 gemma3_text gemma4_text glm glm4 "  # noqa: SIM905
     "glm4_moe gpt2 gpt_neox gpt_oss granite granitemoe hunyuan_v1_dense llama minimax_m2 ministral ministral3 mistral "
-    "mixtral olmo olmo2 olmo3 olmoe opt phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 starcoder2".split()
+    "mixtral olmo olmo2 olmo3 opt phi phi3 qwen2 qwen3 qwen3_moe seed_oss smollm3 starcoder2".split()
 )
+_KNOWN: Final = {"transformers", "torch", "peft", "bitsandbytes"}
 MAX_FRACTION: Final = 0.9  # of the tokens of a micro-batch, with its padding, beyond which its rows are not packed
 
 
@@ -182,6 +183,7 @@ def can_share(model: Any) -> bool:
     return (
         model.device.type == "cpu"
         and config.model_type in FAMILIES
-        and has_plain_attention(model, (*EXTENDED, *EXTENDED.values()))
+        and uses_attention(model, *EXTENDED, *EXTENDED.values())
+        and {type(part).__module__.partition(".")[0] for part in model.modules()} <= _KNOWN  # none of the user's own
         and not random_draws(model)  # rows would share them
     )
