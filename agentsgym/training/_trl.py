@@ -73,7 +73,7 @@ def check_experts(model: Any, args: Any) -> None:
 
 
 def check_logits(model: Any, temperature: float, *, is_sharded: bool | None = None) -> None:
-    """Let no expert be drawn in training, and raise :class:`ConfigError` if TRL computes other logits than the model.
+    """Keep experts as they are sampled, and raise :class:`ConfigError` if TRL computes other logits than the model.
 
     This runs two short forward passes, unless the weights are sharded, by default those of ZeRO-3.
     """

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 import psutil
 import torch
 
-from agentsgym.agents.policy.attention import EXTENDED
 from agentsgym.training.observing import BatchObserver
 from agentsgym.training.tensors.shared_prefix import most_computed
 
@@ -29,7 +28,7 @@ class MemoryWarning(BatchObserver):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Estimate the memory that a token needs."""
-        self._shares = model.config._attn_implementation in EXTENDED.values()
+        self._shares = getattr(model, "packs_rows", False)
         self._num_rows = args.per_device_train_batch_size
         self._bytes_per_token = activation_bytes(model, is_half=args.bf16, recomputes=args.gradient_checkpointing)
 

@@ -106,7 +106,7 @@ class Answers:
             StoreError: The rollout's file is missing or damaged.
         """
         if row not in self.index:
-            raise ConfigError(f"there is no rollout {row} among the rollouts shown")
+            raise ConfigError(f"rollout {row} is not among the rollouts shown")
         return rollout_data(row, self._record(row), self._texts.texts)
 
     def group(self, key: int) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Answers:
             StoreError: A file is missing or damaged.
         """
         if key not in self.index.groups:
-            raise ConfigError(f"there is no task group {key} among the rollouts shown")
+            raise ConfigError(f"task group {key} is not among the rollouts shown")
         rows = self.index.groups[key]
         records = [self._record(row) for row in rows]
         first = records[0]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
 
 _KEYS: Final = (
-    *("run", "source", "agent", "env_class_path", "env_config", "step", "generation", "group", "task_index"),
-    "task_data",
+    *("run", "source", "agent", "env_class_path", "env_config"),
+    *("step", "generation", "group", "task_index", "task_data"),
 )
 _COPIED: Final = (
     *("step", "generation", "task_index", "rollout_index", "seed", "num_turns", "num_tokens", "num_agent_tokens"),

@@ -80,7 +80,7 @@ def test_tokens_that_rows_share_are_counted_once(
     tokens = SimpleNamespace(ids=ids, attention_mask=torch.ones_like(ids))
     observed: Any = SimpleNamespace(phase=SimpleNamespace(is_training=True), tokens=tokens)
     args = SimpleNamespace(per_device_train_batch_size=8, bf16=False, gradient_checkpointing=False)
-    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="agentsgym_sdpa"))
+    model = SimpleNamespace(packs_rows=True)
     warning = memory.MemoryWarning()
     warning.on_train_begin(args, None, None, model=model)
     for _ in range(2):

@@ -331,9 +331,9 @@ def test_token_ids_in_an_array_are_shown_like_a_list(tmp_path: Path) -> None:
 def test_what_the_list_does_not_have_is_a_sentence(tmp_path: Path) -> None:
     write(tmp_path, [StoredRollout(trajectory=rollout(i)) for i in range(3)])
     answers = answers_of(tmp_path, limit=2)
-    with pytest.raises(ConfigError, match="there is no rollout 0 among the rollouts shown"):
+    with pytest.raises(ConfigError, match="rollout 0 is not among the rollouts shown"):
         answers.rollout(0)
-    with pytest.raises(ConfigError, match="there is no task group 9 among"):
+    with pytest.raises(ConfigError, match="task group 9 is not among"):
         answers.group(9)
     with pytest.raises(ConfigError, match="limit must be a positive int"):
         answers_of(tmp_path, limit=0)

@@ -117,9 +117,9 @@ def test_head_has_no_body(server: ViewerServer) -> None:
         ("/data/rollout", 400, "row must be an integer from 0 to"),
         ("/data/rollout?row=-1", 400, "row must be an integer"),
         ("/data/rollout?row=%C2%B2", 400, "row must be an integer"),
-        ("/data/rollout?row=999", 400, "there is no rollout 999 among"),
+        ("/data/rollout?row=999", 400, "rollout 999 is not among"),
         ("/data/rollout?row=99999999999999999999", 400, "row must be an integer"),
-        ("/data/group?key=300", 400, "there is no task group 300 among"),
+        ("/data/group?key=300", 400, "task group 300 is not among"),
         ("/data/search?" + "&".join("a=1" for _ in range(30)), 400, "the URL cannot be parsed"),
         ("/data/search?text=" + "x" * 20_000, 414, "the URL is too long"),
         ("/data/search?text=" + "x" * 70_000, 414, "URI Too Long"),  # in Python 3.11 and 3.12: Request-URI Too Long

@@ -99,9 +99,9 @@ for _name, _function in ((SDPA, extended_sdpa), ("eager", extended_eager)):
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether a model uses ``sdpa``, and no code of its own depends on the name of the implementation.
+    """Whether a model uses ``sdpa``, and its code never checks which implementation is set.
 
-    Sparse attention (GLM 5, DeepSeek V3.2) applies its selection only under the names that it knows.
+    The sparse attention of GLM 5 and DeepSeek V3.2, for example, is dense under any name but ``sdpa`` and ``eager``.
     """
     return uses_attention(model, SDPA, EXTENDED[SDPA]) and not _reads_name(_module_of(model))
 
@@ -119,7 +119,7 @@ def uses_attention(model: PreTrainedModel, *implementations: str) -> bool:
 
 def _module_of(model: Any) -> str:
     modules = (one.__module__ for one in type(without_adapters(model)).__mro__)
-    return next(one for one in modules if not one.startswith("torch."))  # FSDP2 makes a class of its own
+    return next(one for one in modules if not one.startswith("torch."))  # FSDP2 derives a class from the model's
 
 
 @functools.cache

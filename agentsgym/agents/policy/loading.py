@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -126,8 +127,8 @@ def load_weights(folder: str, load: Callable[..., Any] | None = None, **options:
     source = {name: options[name] for name in ("revision", "trust_remote_code") if name in options}
     config = cast("Any", AutoConfig).from_pretrained(folder, **source)
     check_rope_types(config)
-    named_first = config.architectures or [AutoModelForCausalLM.__name__]
-    name: str = named_first if isinstance(named_first, str) else named_first[0]
+    names = config.architectures or AutoModelForCausalLM.__name__
+    name: str = names if isinstance(names, str) else names[0]
     named: Any = getattr(transformers, name, None)
     if named is None and not getattr(config, "auto_map", None):  # code that comes with the model
         raise ConfigError(
@@ -148,12 +149,12 @@ def load_weights(folder: str, load: Callable[..., Any] | None = None, **options:
             f"{len(wrong)} tensors are {'missing' if missing else 'left over'} ({shown(wrong, 120)})"
         )
     unread = Path(folder) / UNREAD
-    model.unread_tensors = {*found["unexpected_keys"], *(load_file(unread) if unread.is_file() else ())}
+    model.unread_tensors = {*found["unexpected_keys"], *(safe_open(unread, "pt").keys() if unread.is_file() else ())}
     return model
 
 
 def _beside_weights(model: Any, unexpected: Iterable[str]) -> list[str]:
-    """Return tensors that no class reads but that belong to its layers, such as the biases of another class."""
+    """Return the names of unread tensors that belong to the model's layers, such as the biases of another class."""
     if hasattr(model.config, "quantization_config"):
         return []
     layers = {name for name, layer in model.named_modules() if isinstance(getattr(layer, "weight", None), nn.Parameter)}
@@ -177,8 +178,8 @@ def _load_adapters(model: Any, folder: Path) -> str | None:
             config |= {"target_modules": sorted(targets), "exclude_modules": None}
             for kind in ("alpha_pattern", "rank_pattern"):
                 given: dict[str, Any] = config.get(kind) or {}
-                config[kind] = {prefix.sub(f"{name}.", f"base_model.model.{key}"): one for key, one in given.items()}
-                config[kind] = {key.removeprefix("base_model.model."): one for key, one in config[kind].items()}
+                paths = {key: prefix.sub(f"base_model.model.{name}.", f"base_model.model.{key}") for key in given}
+                config[kind] = {paths[key].removeprefix("base_model.model."): one for key, one in given.items()}
             folder = Path(place)
             (folder / _ADAPTERS).write_text(json.dumps(config), encoding="utf-8")
             save_file(renamed, folder / file.name)
