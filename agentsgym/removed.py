@@ -36,6 +36,8 @@ REMOVED: Mapping[str, str] = {
         "environments are downloaded with `hf download USER/NAME --local-dir FOLDER` (pull was removed in 0.3.0)"
     ),
     "agentsgym audit": "stored rollouts are checked with `agentsgym check STORE` (audit was removed in 0.3.0)",
+    "agentsgym judge": "the command judge was removed in 0.3.0: compare Judge.judge_episode(…).values with labels in "
+    "Python, as docs/judges.md shows",
     **dict.fromkeys(("Waiter", "WaiterEnv", "agentsgym.envs.Waiter", "agentsgym.envs.Waiter.WaiterEnv"), _WAITER),
     "agentsgym.training.imitate": "import tiny_imitation_config from agentsgym.training (moved in 0.3.0)",
     **dict.fromkeys(("reference Bandit", "reference Mastermind", "reference TowerOfHanoi"), _REFERENCE),

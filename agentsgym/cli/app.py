@@ -17,7 +17,6 @@ from agentsgym.cli.commands.compare import compare
 from agentsgym.cli.commands.envs import envs
 from agentsgym.cli.commands.eval import evaluate
 from agentsgym.cli.commands.export import export
-from agentsgym.cli.commands.judge import judge
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
 from agentsgym.cli.commands.replay import replay
@@ -60,7 +59,6 @@ app.command("eval", short_help="Evaluate agents: win rate, reward and turns, wit
 app.command("play", short_help="Play in the terminal, or watch an agent play.")(play)
 app.command("export", short_help="Export stored rollouts in full, or as fine-tuning data.")(export)
 app.command("replay", short_help="Replay stored rollouts and report any differences.")(replay)
-app.command("judge", short_help="Compare a judge with labels, before training on its scores.")(judge)
 app.command("compare", short_help="Compare two runs, task by task.")(compare)
 app.command("view", short_help="View stored rollouts in the browser.")(view)
 app.command("serve", short_help="Serve environments to other trainers over OpenEnv's protocol.")(serve)

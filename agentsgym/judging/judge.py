@@ -179,19 +179,19 @@ class Judge(RolloutHook):
 
     # The coroutines below run on the agents' event loop.
 
-    async def ajudge(self, trajectory: Trajectory, turn: int | None = None, cost: Cost | None = None) -> Judgment:
-        """Judge a rollout or one of its turns; ``cost`` receives the cost. Raises as :meth:`judge_turn` does."""
+    async def ajudge(self, trajectory: Trajectory, turn: int | None = None) -> Judgment:
+        """Judge a rollout or one of its turns; raises as :meth:`judge_turn` does."""
         ask = partial(episode_question, trajectory) if turn is None else partial(turn_question, trajectory, turn)
-        return replace(await self._judgment(ask, self._options(trajectory), cost or Cost()), turn=turn)
+        return replace(await self._judgment(ask, self._options(trajectory), Cost()), turn=turn)
 
     async def ajudge_group(self, trajectories: Sequence[Trajectory]) -> list[Judgment]:
         """Rank the rollouts of a task: see :meth:`judge_group`."""
         size, cost = len(trajectories), Cost()
         if size < 2:
             return [self._scored(dict.fromkeys(self._names, 0.5), cost) for _ in trajectories]
-        orders = self.orders(trajectories)
+        orders = self._orders(trajectories)
         try:
-            rankings = [await self.arank(trajectories, order, cost) for order in orders]
+            rankings = [await self._rank(trajectories, order, cost) for order in orders]
         except JudgeError as error:
             return [self._failed(error, cost, share=size) for _ in trajectories]
         reason = " / ".join(one.reason for one, _ in rankings if one.reason)
@@ -204,17 +204,8 @@ class Judge(RolloutHook):
             judgments.append(replace(judgment, reason=reason, answers=answers, order=places))
         return judgments
 
-    async def arank(self, trajectories: Sequence[Trajectory], order: Sequence[int], cost: Cost) -> tuple[Verdict, str]:
-        """Rank rollouts that are shown in one order; raises as :meth:`judge_turn` does, but for ``on_judge_failure``.
-
-        Args:
-            trajectories: At least two rollouts of a task, (G,).
-            order: The indices of the rollouts in the order in which they are shown, (G,).
-            cost: Receives the cost.
-
-        Returns:
-            The verdict, with the rank of each rollout as a number in [0, 1], (G,), by criterion; and the answer.
-        """
+    async def _rank(self, trajectories: Sequence[Trajectory], order: Sequence[int], cost: Cost) -> tuple[Verdict, str]:
+        """Rank rollouts, shown in one order: the verdict, with a rank in [0, 1] by rollout, (G,), and the answer."""
         ask = partial(group_question, trajectories, order)
         verdict, text = await self._answer(ask, self._options(trajectories[0]), cost)
         places = [order.index(index) for index in range(len(trajectories))]
@@ -259,7 +250,7 @@ class Judge(RolloutHook):
         """Let the agent free what it holds."""
         finish_agent(self.agent)
 
-    def orders(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
+    def _orders(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
         """Draw the orders in which rollouts of a task are shown; every second one reverses the one before."""
         texts = [[message["content"] for message in one.messages] for one in trajectories]
         digest = hashlib.blake2b(repr(texts).encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
