@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentsgym.agents.policy.merged import MergedPolicyAgent
 from agentsgym.agents.policy.sampling import SamplingParams
 from agentsgym.agents.policy.sharded import policy_agent_type
 from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from agentsgym.agents.policy.agent import PolicyAgent
 
 
-def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
+def build_policy(  # noqa: PLR0913  # some settings are not of TRL's
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     args: Any,
@@ -27,6 +28,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     *,
     max_turn_tokens: int,
     stop: Sequence[str] = (),
+    merges_adapters: bool = False,
 ) -> PolicyAgent | VLLMPolicyAgent | LockstepVLLMPolicyAgent:
     """Build the policy in training as an agent on the backend that the settings select.
 
@@ -38,6 +40,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
         vllm_generation: TRL's engine if the settings use vLLM, otherwise None.
         max_turn_tokens: Token budget per turn.
         stop: Strings that also end a turn.
+        merges_adapters: Whether to sample with merged adapters, which requires weights that are not sharded.
 
     Raises:
         ConfigError: The way in which the weights are distributed over the ranks is not supported.
@@ -54,7 +57,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
             server_urls=args.vllm_server_urls,
             pauses=args.max_staleness > 0,
         )
-    return agent_type(
+    return (MergedPolicyAgent if merges_adapters else agent_type)(
         model,
         tokenizer,
         sampling=SamplingParams(

@@ -108,3 +108,18 @@ def cluster_totals(
     sums = np.zeros((len(codes), values.shape[1]))
     np.add.at(sums, rows, values)
     return sums, np.bincount(rows).astype(np.float64)[:, None]
+
+
+def share_estimate(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> Estimate:
+    """Estimate a share, with a 95% interval over clusters by :func:`bootstrap_intervals`.
+
+    Args:
+        values: Numbers in [0, 1], (N,), at least one.
+        clusters: What may not be resampled apart, (N,).
+        seed: Random seed of the bootstrap.
+    """
+    mean = float(np.mean(values))
+    if mean in (0.0, 1.0):
+        return exact_binomial_interval(mean, len(set(clusters)), 0.95)
+    low, high = bootstrap_intervals([[value] for value in values], clusters, seed=seed)[:, 0]
+    return Estimate(mean=mean, low=float(low), high=float(high))

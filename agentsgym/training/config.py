@@ -72,7 +72,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         gradient_checkpointing: Whether to trade compute for memory; by default only with an accelerator.
         dataloader_pin_memory: Whether to pin memory; by default only with an accelerator.
         vllm_importance_sampling_correction: Whether to apply importance weights because the sampler, vLLM or another,
-            differs from the trained model; None to do so only with vLLM or ``max_staleness``.
+            differs from the trained model; None to do so only with vLLM, ``max_staleness`` or
+            ``merge_adapters_for_sampling``.
         vllm_importance_sampling_mode: Importance weight of the correction, one of
             :data:`agentsgym.training.tensors.importance.CORRECTIONS`.
         vllm_importance_sampling_clip_min: Lower bound of the ratio; None for the mode's default, 0 for no bound.
@@ -256,7 +257,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     def corrects_for_sampler(self) -> bool:
         """Whether the loss corrects for the sampler; by default, if the sampler's weights may differ."""
         correction = self.vllm_importance_sampling_correction
-        return (self.use_vllm or self.max_staleness > 0) if correction is None else correction
+        others = self.use_vllm or self.max_staleness > 0 or self.merge_adapters_for_sampling
+        return others if correction is None else correction
 
     @property
     def importance_correction(self) -> ImportanceCorrection | None:

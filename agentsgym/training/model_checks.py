@@ -19,6 +19,7 @@ from torch import nn
 
 from agentsgym.agents.build import refuse_prompt_learning
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
+from agentsgym.agents.policy.merged import adapted_weights
 from agentsgym.agents.policy.model import (
     fixed_rope_length,
     num_positions,
@@ -33,8 +34,9 @@ from agentsgym.envs.dataset_rows import ROW_COLUMNS
 from agentsgym.envs.datasets.environments import Environments
 from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.errors import ConfigError, MissingDependencyError
-from agentsgym.texts import shown
+from agentsgym.texts import sentence_of, shown
 from agentsgym.training._trl import check_experts, check_logits
+from agentsgym.training.memory import free_memory
 from agentsgym.training.selection.league import League
 from agentsgym.training.validation import check_environment
 from agentsgym.training.zero import check_config
@@ -162,6 +164,34 @@ def check_parts(
             "value_head adds a group of parameters to the optimizer, which a scheduler given in `optimizers` does not "
             "know: pass (optimizer, None) and set lr_scheduler_type"
         )
+
+
+def merges_adapters(model: PreTrainedModel, args: GRPOEnvConfig, accelerator: Accelerator, *, has_agent: bool) -> bool:
+    """Return whether to sample with merged adapters: whether it is set, and memory has room for the merged weights.
+
+    Raises:
+        ConfigError: It is set, but there is nothing to merge, or it cannot be done.
+    """
+    if not args.merge_adapters_for_sampling:
+        return False
+    try:
+        weights = adapted_weights(model)
+    except ConfigError as error:
+        raise ConfigError(f"merge_adapters_for_sampling=True is not possible: {sentence_of(error)}") from error
+    reasons = {
+        "an agent was given, which samples by itself": has_agent,
+        "the model has no adapters inside its layers": not weights,
+        "the weights are sharded": is_sharded(accelerator),
+    }
+    for reason in (reason for reason, is_true in reasons.items() if is_true):
+        raise ConfigError(f"merge_adapters_for_sampling=True is not possible: {reason}; leave it out")
+    needed = sum(weight.nbytes for weight in weights)
+    free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else free_memory()
+    if needed < free:
+        return True
+    text = "adapters are not merged for sampling: the merged weights need %.1f GB, and %.1f GB of memory are free"
+    logger.warning(text, needed / 1e9, free / 1e9)
+    return False
 
 
 def check_exactness(model: PreTrainedModel, agent: Any, args: GRPOEnvConfig, accelerator: Any) -> None:

@@ -268,6 +268,9 @@ class EnvSettings:
             observation tokens between the turns of a rollout; 0 for none. A number, or a dict of weights by the role of
             the observation's message, such as ``{"tool": 0.05}``; JSON from a command line.
         max_turn_tokens: Token budget of one turn.
+        merge_adapters_for_sampling: Whether to sample with PEFT's adapters merged into copies of the weights, which are
+            made anew for each generation batch, where memory allows. It is faster, most of all on a GPU; by default,
+            the loss then corrects for the rounding of merged weights.
         stop_strings: Texts that end a turn like its end-of-turn token; their tokens stay in the turn.
         drift_interval: Number of generation batches between comparisons of the sampler's log-probabilities with the
             trained model's (the metrics ``sampling/…``), at the cost of one scoring pass unless the loss needs it
@@ -328,6 +331,7 @@ class EnvSettings:
     value_head_kwargs: dict[str, Any] | str | None = field(default=None)
     observation_loss_weight: RoleWeights = field(default=0.0)
     max_turn_tokens: int = setting(256, "a positive int", is_int(1))
+    merge_adapters_for_sampling: bool = field(default=False)
     stop_strings: list[str] | None = setting(  # noqa: RUF009  # likewise
         None,
         "a list of non-empty strings or None",

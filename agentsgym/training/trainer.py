@@ -46,6 +46,7 @@ from agentsgym.training.model_checks import (
     check_parts,
     check_sampling,
     check_sharding,
+    merges_adapters,
     naming_causes,
 )
 from agentsgym.training.objectives.demonstrations import DemonstrationLoss
@@ -200,9 +201,13 @@ class GRPOEnvTrainer(RestartableTrainer):
         policy, accelerator = trl.policy(), self.accelerator
         flags = {"has_aux_loss": trl.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
         check_parts(policy, tokenizer, args, accelerator, **flags)
+        settings: dict[str, Any] = {
+            "max_turn_tokens": args.max_turn_tokens,
+            "stop": tuple(args.stop_strings or ()),
+            "merges_adapters": merges_adapters(policy, args, accelerator, has_agent=agent is not None),
+        }
         if agent is None:
-            limits: dict[str, Any] = {"max_turn_tokens": args.max_turn_tokens, "stop": tuple(args.stop_strings or ())}
-            agent = build_policy(policy, tokenizer, args, accelerator, trl.vllm_generation, **limits)
+            agent = build_policy(policy, tokenizer, args, accelerator, trl.vllm_generation, **settings)
         check_exactness(policy, agent, args, accelerator)
         trl.share_prefixes()
         self._pad_token_id = cast("int", tokenizer.pad_token_id)

@@ -251,6 +251,11 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         "it requires use_vllm=True and vllm_mode='server'",
     ),
     (
+        "merge_adapters_for_sampling",
+        lambda args: args.merge_adapters_for_sampling and (args.use_vllm or args.max_staleness > 0),
+        "only the policy agent of the training process can do so, not vLLM or an agent with a copy of the weights",
+    ),
+    (
         "max_staleness",
         lambda args: args.max_staleness > 0 and args.use_vllm and args.vllm_mode != "server",
         "a colocated engine cannot sample during training: use vllm_mode='server'",

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.reports.html import evaluation_html
+from agentsgym.statistics.intervals import share_estimate
 from agentsgym.statistics.metrics import (
     Estimate,
     Evaluation,
@@ -393,3 +394,10 @@ def test_there_must_be_enough_rollouts(k: int) -> None:
 def test_there_must_be_answers() -> None:
     with pytest.raises(ValueError, match="which no rollout has"):
         maj_at_k([rollout(None, True)], 1)
+
+
+def test_the_interval_of_a_share_holds_it_and_narrows_with_the_number_of_clusters() -> None:
+    few, many = (share_estimate([1.0, 1.0, 1.0, 1.0, 0.0] * num, range(5 * num)) for num in (8, 128))
+    assert few.low < few.mean == many.mean == 0.8 < few.high
+    assert (many.high - many.low) / (few.high - few.low) == pytest.approx(0.25, abs=0.05)
+    assert share_estimate([1.0] * 20, range(20)).low == pytest.approx(0.025 ** (1 / 20))

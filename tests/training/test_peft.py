@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from games import GuessNumber, logged, policy, settings, tasks
+from games import GuessNumber, logged, policy, settings, tasks, weights
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 
-from agentsgym import ConfigError, GRPOEnvTrainer
+from agentsgym import ConfigError, DirectOutputAgent, GRPOEnvTrainer
+from agentsgym.agents.policy.merged import MergedPolicyAgent
+from agentsgym.training import model_checks
 from agentsgym.training._trl import TRLInterface
 
 
@@ -21,7 +23,7 @@ def lora(**changes: Any) -> LoraConfig:
 
 def trainer_of(folder: Path, model: Any = None, **arguments: Any) -> GRPOEnvTrainer:
     base, tokenizer = policy()
-    changes = {key: arguments.pop(key) for key in [*arguments] if key != "peft_config"}
+    changes = {key: arguments.pop(key) for key in [*arguments] if key not in ("peft_config", "agent")}
     args = settings(folder, **changes)
     return GRPOEnvTrainer(model or base, GuessNumber(tokenizer), args, train_dataset=tasks(), **arguments)
 
@@ -62,6 +64,36 @@ def test_the_policy_is_sampled_with_its_adapters_and_the_reference_is_without(tm
     torch.testing.assert_close(batch["old_per_token_logps"][mask], logprobs(with_adapters, batch), atol=1e-5, rtol=0)
     torch.testing.assert_close(batch["ref_per_token_logps"][mask], logprobs(without, batch), atol=1e-5, rtol=0)
     assert (batch["old_per_token_logps"] - batch["ref_per_token_logps"])[mask].abs().max() > 1e-2
+
+
+def test_rollouts_are_sampled_with_merged_adapters_and_corrected_for_their_rounding(tmp_path: Path) -> None:
+    given = {"peft_config": lora(), "drift_interval": 1, "merge_adapters_for_sampling": True}
+    trainer = trainer_of(tmp_path, **given)
+    assert isinstance(trainer.generator.agent, MergedPolicyAgent)
+    assert trainer.args.importance_correction is not None
+    before = weights(trainer)
+    trainer.train()
+    moved = {name for name, tensor in weights(trainer).items() if not torch.equal(before[name], tensor)}
+    assert moved
+    assert all("lora_" in name for name in moved)
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
+    plain = trainer_of(tmp_path, **given | {"merge_adapters_for_sampling": False})
+    plain.train()
+    assert logged(trainer, "loss") == pytest.approx(logged(plain, "loss"), abs=1e-4)
+
+
+def test_merging_adapters_is_refused_where_there_are_none_and_left_out_where_memory_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=r"not possible: the model has no adapters inside its layers; leave it out$"):
+        trainer_of(tmp_path, merge_adapters_for_sampling=True)
+    given = {"peft_config": lora(), "merge_adapters_for_sampling": True}
+    with pytest.raises(ConfigError, match=r"an agent was given, which samples by itself"):
+        trainer_of(tmp_path, agent=DirectOutputAgent(lambda _: "4"), **given)
+    monkeypatch.setattr(model_checks, "free_memory", lambda: 100)
+    trainer = trainer_of(tmp_path, **given)
+    assert not isinstance(trainer.generator.agent, MergedPolicyAgent)
+    assert "adapters are not merged for sampling: the merged weights need 0.0 GB" in caplog.text
 
 
 def test_a_fresh_adapter_begins_without_divergence_and_then_has_some(tmp_path: Path) -> None:

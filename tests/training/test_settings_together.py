@@ -36,6 +36,15 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         )
         for given in ("http://a", ["http://a", "http://b"])
     ),
+    *(
+        (
+            "merge_adapters_for_sampling",
+            "not vLLM or an agent with a copy",
+            {"merge_adapters_for_sampling": True} | other,
+            [{"merge_adapters_for_sampling": True}, other],
+        )
+        for other in ({"use_vllm": True}, {"max_staleness": 1})
+    ),
     (
         "max_staleness",
         "cannot sample during training",
