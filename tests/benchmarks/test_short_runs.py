@@ -98,6 +98,12 @@ def test_packed_rows_save_tokens_and_give_the_same_gradient() -> None:
     assert result["prompt 100"]["kept"] < 0.8
 
 
+def test_a_whole_step_is_timed_with_and_without_sharing_and_by_hand() -> None:
+    done = run("-m", "benchmarks.whole_step", "--quick", "--repetitions", "1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [{*one} for one in json.loads(done.stdout)["cpu_s"]] == [{"auto", "off", "by_hand"}]
+
+
 def test_two_ranks_have_small_gaps() -> None:
     result = result_of("two_ranks", "--num_steps", "2", "--num_warm_steps", "60")
     assert result["num_steps"] == 2
