@@ -198,7 +198,9 @@ class TRLInterface:
         """Let the rows of a micro-batch compute a shared beginning once, if the settings and the models allow it."""
         models, args = [*self._scored_models()], self._trainer.args
         draws = self.has_aux_loss or args.neftune_noise_alpha  # the noise of shared tokens would be shared, too
-        self.shares_prefixes = args.shared_prefix == "auto" and not draws and all(map(can_share, models))
+        half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        allowed = args.shared_prefix == "auto" and not draws
+        self.shares_prefixes = allowed and all(can_share(model, half or model.dtype) for model in models)
         names = EXTENDED if self.shares_prefixes else {after: before for before, after in EXTENDED.items()}
         for model in models:
             model.packs_rows = self.shares_prefixes

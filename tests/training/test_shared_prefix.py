@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from zoo import build
 
 from agentsgym import ConfigError
+from agentsgym.agents.policy import attention
 from agentsgym.agents.policy.attention import EXTENDED
 from agentsgym.training.loss import regroup_rows
 from agentsgym.training.tensors import shared_prefix
@@ -226,6 +227,63 @@ def test_what_might_compute_otherwise_is_not_packed(name: str) -> None:
     assert not can_share(OTHERS[name]())
 
 
+def varlen_reference(top_left: bool = False) -> Any:
+    """Attention to rows of various lengths by its definition, with the signature of torch's kernel for GPUs."""
+
+    def attend(query: Any, key: Any, value: Any, *sizes: Any, scale: Any, window_size: Any, enable_gqa: bool) -> Any:
+        (queries, keys), (left, right) = (one.tolist() for one in sizes[:2]), window_size
+        assert (query.dtype, key.dtype) == (value.dtype, value.dtype)
+        assert enable_gqa
+        assert sizes[2:] == tuple(max(b - a for a, b in pairwise(one)) for one in (queries, keys))
+        found: list[torch.Tensor] = []
+        for (start, stop), (first, last) in zip(pairwise(queries), pairwise(keys), strict=True):
+            places = torch.arange(stop - start)[:, None] + (0 if top_left else last - first - stop + start)
+            distance = torch.arange(last - first) - places
+            allowed = (distance <= right) & (distance >= (-left if left >= 0 else -(10**6)))
+            own = (query[start:stop], *(one[first:last] for one in (key, value)))
+            states = [one.transpose(0, 1)[None].float() for one in own]
+            options: Any = {"attn_mask": allowed, "scale": scale, "enable_gqa": True}
+            found.append(torch.nn.functional.scaled_dot_product_attention(*states, **options)[0].transpose(0, 1))
+        return torch.cat(found).to(value.dtype)
+
+    return attend
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let CPUs attend by one call, as GPUs do, and return what replaces the kernel."""
+    monkeypatch.setattr(attention, "AT_ONCE", {"cpu"})
+    monkeypatch.setattr(shared_prefix, "AT_ONCE", {"cpu"})
+    return lambda kernel: monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "starcoder2", "gpt_neox"])
+def test_one_call_for_all_segments_is_used_where_its_kernel_is_exact(family: str, at_once: Any) -> None:
+    model = build(family)
+    assert not can_share(model, torch.float32)
+    at_once(varlen_reference())
+    assert can_share(model, torch.bfloat16)
+    rows = branching_rows(VOCABULARY)
+    model.set_attn_implementation(EXTENDED["sdpa"])
+    tree, longest = Segments(rows), max(map(len, rows))
+    with torch.no_grad():
+        together = model(**tree.inputs(model.device), use_cache=False).logits[0]
+        model.set_attn_implementation("sdpa")
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        alone = model(ids, attention_mask=mask, use_cache=False).logits
+    for row, places in enumerate(tree.places):
+        torch.testing.assert_close(together[places], alone[row, : len(places)], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [varlen_reference(top_left=True), lambda *_, **__: 1 / 0, None])
+def test_a_kernel_that_is_not_exact_or_fails_is_not_used(kernel: Any, at_once: Any, caplog: Any) -> None:
+    if kernel is not None:  # torch's own does not run on a CPU
+        at_once(kernel)
+    assert not can_share(build("mistral"), torch.bfloat16)
+    assert "shared_prefix='auto' has no effect, since attention to several rows at once failed" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "shares"),
     [
@@ -265,12 +323,12 @@ def test_an_unknown_value_is_refused(tmp_path: Path) -> None:
         settings(tmp_path, shared_prefix="oops")
 
 
-@pytest.mark.parametrize("attention", EXTENDED)
-def test_layers_that_are_computed_again_by_another_attention_fail(attention: str) -> None:
+@pytest.mark.parametrize("name", EXTENDED)
+def test_layers_that_are_computed_again_by_another_attention_fail(name: str) -> None:
     model = gpt2().train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.set_attn_implementation(EXTENDED[attention])
+    model.set_attn_implementation(EXTENDED[name])
     logits = model(**Segments(branching_rows(VOCABULARY)).inputs(model.device), use_cache=False).logits
-    model.set_attn_implementation(attention)
+    model.set_attn_implementation(name)
     with pytest.raises(RuntimeError, match="size"):
         logits.sum().backward()

@@ -27,6 +27,7 @@ from agentsgym.agents.policy.text_path import without_adapters
 SDPA: Final = "sdpa"
 #: The name of each implementation of transformers with these savings.
 EXTENDED: Final = {SDPA: "agentsgym_sdpa", "eager": "agentsgym_eager"}
+AT_ONCE: Final = {"cuda"}  # devices whose kernel attends to all segments of a tree
 
 
 def extended_sdpa(
@@ -55,6 +56,8 @@ def extended_sdpa(
         would be saved, or if the attention is not plain grouped-query attention.
     """
     attend: Any = ALL_ATTENTION_FUNCTIONS[SDPA]
+    if tree is not None and query.device.type in AT_ONCE:
+        return _attend_at_once(query, key, value, **options), None
     if tree is not None:
         return tree.attend(attend, module, query, key, value, **options)
     num_rows, num_heads, num_queries, width = query.shape
@@ -74,6 +77,32 @@ def extended_sdpa(
         scale=options.get("scaling"),
     )
     return output.reshape(num_rows, num_heads, num_queries, -1).transpose(1, 2).contiguous(), None
+
+
+def _attend_at_once(  # noqa: PLR0913  # TRL's names for a tree
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    tree_kv_index: torch.Tensor,
+    tree_cu_seqlens_q: torch.Tensor,
+    tree_cu_seqlens_k: torch.Tensor,
+    tree_max_seqlen_q: int,
+    tree_max_seqlen_k: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Attend to a tree by one kernel, over gathered keys, in the half precision of the values."""
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # absent from older versions
+
+    # With autocast, rotated queries and keys may be float32.
+    queries, keys, values = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
+    sizes = tree_cu_seqlens_q, tree_cu_seqlens_k, tree_max_seqlen_q, tree_max_seqlen_k
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)  # to the left, and to the right
+    options: dict[str, Any] = {"scale": scaling, "window_size": window, "enable_gqa": True}
+    output: Any = varlen_attn(queries, keys[tree_kv_index], values[tree_kv_index], *sizes, **options)
+    return output[None]
 
 
 def extended_eager(

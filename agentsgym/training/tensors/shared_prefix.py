@@ -7,19 +7,27 @@
 
 A tree consists of segments: tokens between two branches. Every layer but attention processes one row of distinct
 tokens. Attention runs once per segment: its queries attend to the tokens on the path to it and, causally, to its own.
+On a GPU, one call for all segments does the same, where a trial before training finds the kernel exact.
 The tree is also passed under the names that TRL gives it (``tree_kv_index``, …), which other layers may read.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agentsgym.agents.policy.attention import EXTENDED, uses_attention
+from agentsgym.agents.policy.attention import AT_ONCE, EXTENDED, SDPA, extended_sdpa, uses_attention
 from agentsgym.agents.policy.model import random_draws
+from agentsgym.texts import sentence_of
+
+logger = logging.getLogger(__name__)
 
 MIN_SHARED: Final = 16  # tokens that a branch must save: each costs a call of attention per layer
 #: Types of models with which packed rows were compared: tests/with_models/test_shared_prefixes.py.
@@ -173,17 +181,54 @@ def _nums_computed(rows: Sequence[Sequence[int]], groups: Iterable[torch.Tensor]
     return [num_computed([rows[place] for place in places.tolist()]) for places in groups]
 
 
-def can_share(model: Any) -> bool:
+def can_share(model: Any, dtype: torch.dtype = torch.float32) -> bool:
     """Whether a model, not wrapped by PEFT, is known to compute the same for packed rows.
 
     All that links its tokens must be attention: layers with recurrent states or convolutions would let one row's tokens
     into the next, and some families pass a window to attention by the mask alone.
+
+    Args:
+        model: The model.
+        dtype: The dtype of its matrix products, which is that of its weights or of autocast.
     """
-    config = model.config
+    config, device = model.config, model.device
+    at_once = device.type in AT_ONCE
+    names = [SDPA] if at_once else [*EXTENDED]
     return (
-        model.device.type == "cpu"
+        (device.type == "cpu" or (at_once and dtype in (torch.bfloat16, torch.float16)))
         and config.model_type in FAMILIES
-        and uses_attention(model, *EXTENDED, *EXTENDED.values())
+        and uses_attention(model, *names, *(EXTENDED[name] for name in names))
         and {type(part).__module__.partition(".")[0] for part in model.modules()} <= _KNOWN  # none of the user's own
         and not random_draws(model)  # rows would share them
+        and not (at_once and _differs_on(device, dtype, config))
     )
+
+
+def _differs_on(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
+    """Whether a device's attention to a tree, or its gradient, is not what it is segment by segment on a CPU."""
+    heads: int = config.num_attention_heads
+    groups: int = getattr(config, "num_key_value_heads", None) or heads
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    tree = Segments([[*range(40)], [*range(20), *range(60, 90)], [*range(20), *range(60, 80), *range(9)], [1, 2, 3]])
+    module: Any = SimpleNamespace(num_key_value_groups=heads // groups, is_causal=True)
+    draw = torch.Generator().manual_seed(0)
+    states = [torch.randn(1, count, len(tree.tokens), width, generator=draw) for count in (heads, groups, groups)]
+    given = {name: value for name, value in tree.inputs(device).items() if name.startswith("tree")}
+    by_segment = partial(tree.attend, ALL_ATTENTION_FUNCTIONS[SDPA])
+
+    def attended(attend: Callable[..., Any], device: Any, dtype: torch.dtype, options: dict[str, Any]) -> torch.Tensor:
+        own = [one.to(device, dtype, copy=True).requires_grad_() for one in states]
+        output, _ = attend(module, *own, **options)
+        output.float().square().sum().backward()
+        return torch.cat([one.flatten().float().cpu() for one in (output, *(part.grad for part in own))])
+
+    try:
+        for window in (None, 8) if getattr(config, "sliding_window", None) else (None,):
+            expected = attended(by_segment, "cpu", torch.float32, {"sliding_window": window})
+            options = {"attention_mask": None, "sliding_window": window, **given}
+            torch.testing.assert_close(attended(extended_sdpa, device, dtype, options), expected, atol=0.1, rtol=0.1)
+    except Exception as error:  # noqa: BLE001  # whatever a kernel raises
+        text = "shared_prefix='auto' has no effect, since attention to several rows at once failed: %s"
+        logger.warning(text, sentence_of(error))
+        return True
+    return False
