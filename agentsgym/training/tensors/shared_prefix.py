@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, Final
@@ -35,6 +36,10 @@ FAMILIES: Final = frozenset(
     "bitnet cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4 gemma gemma2 gemma3_text gemma4_text glm glm4 "  # noqa: SIM905
     "glm4_moe gpt2 gpt_neox gpt_oss granite granitemoe hunyuan_v1_dense llama minimax_m2 ministral ministral3 mistral "
     "mixtral olmo olmo2 olmo3 opt phi phi3 qwen2 qwen3 qwen3_moe seed_oss smollm3 starcoder2".split()
+)
+#: Further ones, whose recurrent layers and convolutions the package tree-recurrence lets follow a tree.
+RECURRENT: Final = frozenset(
+    {"qwen3_5_text", "qwen3_next", "lfm2", "lfm2_moe", "bamba", "olmo_hybrid", "nemotron_h", "granitemoehybrid"}
 )
 _KNOWN: Final = {"transformers", "torch", "peft", "bitsandbytes"}
 MAX_FRACTION: Final = 0.9  # of the tokens of a micro-batch, with its padding, beyond which its rows are not packed
@@ -184,8 +189,8 @@ def _nums_computed(rows: Sequence[Sequence[int]], groups: Iterable[torch.Tensor]
 def can_share(model: Any, dtype: torch.dtype = torch.float32) -> bool:
     """Whether a model, not wrapped by PEFT, is known to compute the same for packed rows.
 
-    All that links its tokens must be attention: layers with recurrent states or convolutions would let one row's tokens
-    into the next, and some families pass a window to attention by the mask alone.
+    All that links its tokens must be attention, or follow the tree: layers with recurrent states or convolutions would
+    let one row's tokens into the next, and some families pass a window to attention by the mask alone.
 
     Args:
         model: The model.
@@ -196,12 +201,22 @@ def can_share(model: Any, dtype: torch.dtype = torch.float32) -> bool:
     names = [SDPA] if at_once else [*EXTENDED]
     return (
         (device.type == "cpu" or (at_once and dtype in (torch.bfloat16, torch.float16)))
-        and config.model_type in FAMILIES
+        and config.model_type in FAMILIES | RECURRENT
         and uses_attention(model, *names, *(EXTENDED[name] for name in names))
         and {type(part).__module__.partition(".")[0] for part in model.modules()} <= _KNOWN  # none of the user's own
         and not random_draws(model)  # rows would share them
+        and (config.model_type in FAMILIES or _follows_trees(model))
         and not (at_once and _differs_on(device, dtype, config))
     )
+
+
+def _follows_trees(model: Any) -> bool:
+    """Let the recurrent layers of a model follow trees, which the functions that they call are wrapped for."""
+    if find_spec("tree_recurrence") is None:  # an extra
+        return False
+    from tree_recurrence import install  # noqa: PLC0415  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+    return install(model).mode == "tree"  # pyright: ignore[reportUnknownMemberType]
 
 
 def _differs_on(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
