@@ -104,6 +104,7 @@ def make_model(layers: int, width: int) -> Any:
     model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=49_152, max_position_embeddings=8192, **sizes, **heads))
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     score_labeled_only(model)
+    model.packs_rows = True  # where its attention is the extended one
     chunked_logprob.TOKEN_CHUNK_SIZE = POSITIONS_AT_ONCE
     return model.train()
 
