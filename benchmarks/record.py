@@ -3,6 +3,7 @@
 A fingerprint of behavior changes when what was measured changes, not when code moves. Speed has none.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+import agentsgym
 from agentsgym import MultistepEnv, ScoredRollout
 from agentsgym.credit.bound import BoundEstimator
 from agentsgym.envs.players import random_player, reference_player
@@ -36,25 +38,36 @@ def median(values: Sequence[float]) -> Figure:
 
 
 def record(
-    folder: Path, name: str, figures: Mapping[str, Figure], seeds: Sequence[int], behavior: Mapping[str, str] | None
+    folder: Path,
+    name: str,
+    figures: Mapping[str, Figure],
+    seeds: Sequence[int],
+    behavior: Mapping[str, str] | None,
+    **more: Any,
 ) -> Path:
-    """Write a result with its command, commit, date and machine, and return the file."""
-    if not figures or not seeds:
+    """Write a result, whole or not at all, with its command, commit, date and machine, and ``more``; return the file.
+
+    With reasons in ``more["left_out"]``, there may be no figures.
+    """
+    if not (figures or more.get("left_out")) or not seeds:
         raise ValueError(f"the result {name!r} needs a figure and a seed, got {[*figures]} and {[*seeds]}")
     for key, figure in figures.items():
         if not figure["low"] <= figure["value"] <= figure["high"]:
             raise ValueError(f"the figure {key!r} must lie in its interval, got {dict(figure)}")
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
-    machine: dict[str, Any] = {one: version(one) for one in ("agentsgym", "torch", "transformers", "trl")}
+    commit = None
+    with contextlib.suppress(OSError):  # git is not installed
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+    machine: dict[str, Any] = {one: version(one) for one in ("torch", "transformers", "trl")}
+    machine |= {"agentsgym": agentsgym.__version__}  # which a copy of the repository has without being installed
     machine |= {"cores": len(os.sched_getaffinity(0)), "python": sys.version.partition(" ")[0]}
     machine |= {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
     result = {"figures": figures, "seeds": seeds, "command": shlex.join(["python", *sys.orig_argv[1:]])}
     result |= {"commit": commit, "date": f"{datetime.now(tz=UTC):%Y-%m-%d}", "machine": machine}
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(result | {"fingerprint": behavior}, indent=2) + "\n", encoding="utf-8")
-    return path
+    unfinished = folder / f"{name}.json.unfinished"
+    unfinished.write_text(json.dumps(result | {"fingerprint": behavior} | more, indent=2) + "\n", encoding="utf-8")
+    return unfinished.replace(folder / f"{name}.json")
 
 
 def fingerprint(env: MultistepEnv, rows: Sequence[Any], recipe: Any, estimator: BoundEstimator) -> dict[str, str]:
