@@ -22,31 +22,16 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import DynamicCache, TrainerCallback
+from transformers import DynamicCache
 
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, RolloutStore, Trajectory
 from agentsgym.agents.policy.loading import load_model
 from agentsgym.types import Action, TurnRequest
+from benchmarks.gpu_steps import StepClock
 from benchmarks.real_games import NumberGuessing
 
 NUM_ROLLOUTS, LONG_TURN = 32, 48
 MAX_TURNS, MAX_TURN_TOKENS = 5, 12
-
-
-class _StepTimes(TrainerCallback):
-    """CPU time of each optimizer step."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._start = 0.0
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Start the clock."""
-        self._start = time.process_time()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """Stop it."""
-        self.seconds.append(time.process_time() - self._start)
 
 
 def build_trainer(folder: Path, num_steps: int, micro_batch: int) -> GRPOEnvTrainer:
@@ -135,7 +120,7 @@ def sampling_ratio(model: Any, tokenizer: Any, repeats: int) -> float:
 def measure(num_steps: int, micro_batch: int) -> dict[str, float]:
     """Train for some steps, replay what they needed, and compare."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer, times = build_trainer(Path(folder), num_steps, micro_batch), _StepTimes()
+        trainer, times = build_trainer(Path(folder), num_steps, micro_batch), StepClock("cpu")
         trainer.add_callback(times)
         trainer.train()
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

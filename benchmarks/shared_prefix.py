@@ -20,7 +20,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -78,18 +78,18 @@ def stacked(rows: Sequence[Row]) -> Batch:
     }
 
 
-def parts_of(batch: Batch, *, shares: bool) -> Iterator[Batch]:
-    """The micro-batches, each cut to its own length."""
+def parts_of(batch: Batch, *, shares: bool) -> Iterator[tuple[torch.Tensor, Batch]]:
+    """The micro-batches, each cut to its own length, and the places of their rows."""
     for places in micro_batches(batch, SIZE, shares=shares):
         part = {name: tensor[places] for name, tensor in batch.items()}
         stop = int(part["attention_mask"].sum(1).max())
-        yield {name: tensor[:, :stop] for name, tensor in part.items()}
+        yield places, {name: tensor[:, :stop] for name, tensor in part.items()}
 
 
 def tokens_of(batch: Batch, *, shares: bool) -> int:
     """The number of tokens that the model computes, padding included."""
     count = 0
-    for part in parts_of(batch, shares=shares):
+    for _, part in parts_of(batch, shares=shares):
         lengths = part["attention_mask"].sum(1).tolist()
         rows = [row[:length] for row, length in zip(part["prompt_completion_ids"].tolist(), lengths, strict=True)]
         count += num_computed(rows) if shares else part["attention_mask"].numel()
@@ -97,11 +97,16 @@ def tokens_of(batch: Batch, *, shares: bool) -> int:
 
 
 def make_model(layers: int, width: int) -> Any:
-    """A model with TRL's head, around which is ours."""
+    """A model of random weights."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": width * 8 // 3, "num_hidden_layers": layers}
     heads: dict[str, Any] = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
-    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=49_152, max_position_embeddings=8192, **sizes, **heads))
+    config = LlamaConfig(vocab_size=49_152, max_position_embeddings=8192, **sizes, **heads)
+    return with_head(LlamaForCausalLM(config))
+
+
+def with_head(model: Any) -> Any:
+    """Give a model TRL's head, around which is ours."""
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     score_labeled_only(model)
     model.packs_rows = True  # where its attention is the extended one
@@ -125,38 +130,56 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(keep, lambda tensor: tensor)
 
 
-def step(model: Any, batch: Batch, *, shares: bool) -> tuple[float, int]:
-    """Loss and backward over all micro-batches: CPU time, and the most bytes that one of them keeps."""
+class Step(NamedTuple):
+    """Loss and backward over all micro-batches."""
+
+    seconds: float  # CPU time; on a GPU, time
+    most: int  # bytes that a micro-batch keeps for backward
+    logprobs: torch.Tensor  # (B, L), 0 but for the agent's tokens
+    gradient: torch.Tensor  # (number of weights,)
+
+
+def now(device: str) -> float:
+    """CPU time; on a GPU, time, after what was begun there."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def step(model: Any, batch: Batch, *, shares: bool) -> Step:
+    """Compute loss and gradients."""
     model.set_attn_implementation(EXTENDED[SDPA] if shares else SDPA)
     model.zero_grad()
-    most, start = 0, time.process_time()
-    for part in parts_of(batch, shares=shares):
+    scores = torch.zeros(batch["agent_token_mask"].shape, device=model.device)
+    most, start = 0, now(model.device.type)
+    for places, part in parts_of(batch, shares=shares):
         ids, mask, saved = part["prompt_completion_ids"], part["agent_token_mask"], Saved(model)
         with saved:
             labels = ids.masked_fill(part["attention_mask"] == 0, -100)
             inputs = {"input_ids": ids, "attention_mask": part["attention_mask"], "labels": labels}
             logprobs = mask_labels(model, mask)(**inputs, fused_lm_head=True).log_probs
-        (logprobs * torch.linspace(-1, 1, logprobs.shape[1])).sum().div(mask.sum()).backward()
+        (logprobs * torch.linspace(-1, 1, logprobs.shape[1], device=model.device)).sum().div(mask.sum()).backward()
         most = max(most, sum(saved.found.values()))
-    return time.process_time() - start, most
+        scores[places, 1 : mask.shape[1]] = logprobs.detach().float() * mask[:, 1:]
+    seconds = now(model.device.type) - start
+    return Step(seconds, most, scores, torch.cat([one.grad.flatten() for one in model.parameters()]))
 
 
 def measure(model: Any, batch: Batch, repetitions: int) -> dict[str, Any]:
     """Alternate both ways."""
     ratios: list[float] = []
-    saved, gradients = dict[bool, int](), dict[bool, torch.Tensor]()
+    steps: dict[bool, Step] = {}
     for repetition in range(repetitions):
-        seconds: dict[bool, float] = {}
         for shares in (False, True) if repetition % 2 == 0 else (True, False):
-            seconds[shares], saved[shares] = step(model, batch, shares=shares)
-            gradients[shares] = torch.cat([one.grad.flatten() for one in model.parameters()])
-        ratios.append(seconds[False] / seconds[True])
+            steps[shares] = step(model, batch, shares=shares)
+        ratios.append(steps[False].seconds / steps[True].seconds)
     apart, together = (tokens_of(batch, shares=shares) for shares in (False, True))
     return {
         "tokens": [apart, together],
         "ratios": [round(one, 3) for one in ratios],
-        "kept": round(saved[True] / saved[False], 3),
-        "gradient_gap": float((gradients[True] - gradients[False]).norm() / gradients[False].norm()),
+        "kept": round(steps[True].most / steps[False].most, 3),
+        "gradient_gap": float((steps[True].gradient - steps[False].gradient).norm() / steps[False].gradient.norm()),
     }
 
 
