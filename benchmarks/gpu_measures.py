@@ -24,6 +24,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 from agentsgym import PolicyAgent, Trajectory
 from agentsgym.agents.direct import DirectOutputAgent
 from agentsgym.agents.policy.loading import load_model
+from agentsgym.agents.policy.merged import MergedPolicyAgent
 from agentsgym.tiny import tiny_tokenizer
 from agentsgym.training.drift import logprob_gap
 from benchmarks import shared_prefix
@@ -113,9 +114,9 @@ def rates(work: Callable[[], Any], setup: Setup) -> Generator[Sample]:
         yield {"rate": num_tokens / (shared_prefix.now(setup.device) - start)}
 
 
-def policy_agent(policy: Policy) -> PolicyAgent:
+def policy_agent(policy: Policy, kind: type[PolicyAgent] = PolicyAgent) -> PolicyAgent:
     """The agent, whose answers are as long as their budget."""
-    agent = PolicyAgent(*policy, max_turn_tokens=ANSWER_TOKENS)
+    agent = kind(*policy, max_turn_tokens=ANSWER_TOKENS)
     agent.stop_token_ids = frozenset()
     return agent
 
@@ -159,12 +160,12 @@ def compiled(setup: Setup, **compiler: Any) -> Generator[Sample]:
     yield from rates(lambda: (cache.reset(), play_bare(policy, setup.size, decode, cache)), setup)
 
 
-def agent(setup: Setup, *, adapters: bool = False) -> Generator[Sample]:
+def agent(setup: Setup, kind: type[PolicyAgent] = PolicyAgent, *, adapters: bool = False) -> Generator[Sample]:
     """Our agent."""
     policy = load(setup)
     if adapters:
         policy = policy._replace(model=get_peft_model(policy.model, LoraConfig(**LORA)).eval())
-    yield from rates(lambda: play(policy_agent(policy), policy.tokenizer, setup.size), setup)
+    yield from rates(lambda: play(policy_agent(policy, kind), policy.tokenizer, setup.size), setup)
 
 
 def vllm(setup: Setup, folder: Path) -> Generator[Sample]:
@@ -191,6 +192,7 @@ def sampling_rows(setup: Setup, folder: Path) -> Rows:
         "the model alone, compiled": compiled(setup, mode="reduce-overhead") if on_gpu else "compiled on GPUs only",
         "`PolicyAgent`": agent(setup),
         "`PolicyAgent`, LoRA": agent(setup, adapters=True),
+        "`PolicyAgent`, LoRA merged": agent(setup, MergedPolicyAgent, adapters=True),
         "vLLM": vllm(setup, folder / "vllm") if has_vllm else "vLLM is not installed",
     }
 
@@ -230,6 +232,6 @@ def sharing(setup: Setup, one: tuple[bool, str], other: tuple[bool, str]) -> Gen
 
 
 def sharing_rows(setup: Setup, _: Path) -> Rows:
-    """Shared prefixes; on accelerators they are off until they are known to be right there."""
+    """Shared prefixes; on a GPU, the kernel that they need computes in half precision alone."""
     rows = {name: sharing(setup, (True, name), (False, name)) for name in PRECISIONS}
     return rows | {"bfloat16 and float32, both without": sharing(setup, (False, "bfloat16"), (False, "float32"))}

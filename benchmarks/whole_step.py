@@ -18,18 +18,18 @@ import os
 import random
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv
 from agentsgym.interop import prompt_dataset
 from agentsgym.testing import chat_tokenizer
+from benchmarks.gpu_steps import StepClock
 from benchmarks.real_by_hand import SHARED_SETTINGS, ByHand, total_reward
 from benchmarks.record import median, record
 
@@ -66,22 +66,6 @@ class Catalog(MultistepEnv):
         return {**state, "turn": turn}, len({*action}) / 1000, turn == 4, {}
 
 
-class Clock(TrainerCallback):
-    """CPU time of each optimizer step, rollouts included."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._start = 0.0
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Start the clock."""
-        self._start = time.process_time()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Stop it."""
-        self.seconds.append(time.process_time() - self._start)
-
-
 def step_seconds(way: str, size: Size) -> float:
     """Train two steps, and return the CPU time of the second."""
     torch.manual_seed(0)
@@ -92,7 +76,7 @@ def step_seconds(way: str, size: Size) -> float:
     model: Any = LlamaForCausalLM(LlamaConfig(**sizes))
     model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    clock, env = Clock(), Catalog(tokenizer)
+    clock, env = StepClock("cpu"), Catalog(tokenizer)
     rows = Dataset.from_list([{"task_data": {"seed": seed}} for seed in range(2 * size.groups)])
     with tempfile.TemporaryDirectory() as folder:
         args = GRPOEnvConfig(
