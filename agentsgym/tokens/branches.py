@@ -165,8 +165,7 @@ class BranchingTranscript(Transcript):
             return []
         try:
             labeled = with_call_ids(new, *answered.calls) if any(one["role"] == "tool" for one in new) else new
-            scaffold, contents = chat_format.observation(labeled, answered.ended_by)
-            return scaffold.write(contents)
+            return chat_format.observation(labeled, answered.ended_by)
         except TemplateError:
             return None
 
@@ -208,8 +207,7 @@ def prompt_ids(chat_format: ChatFormat | None, messages: Sequence[Message]) -> l
         return []
     if any(message["role"] in {"assistant", "tool"} for message in messages):
         return chat_format.render(messages)
-    scaffold, contents = chat_format.observation(messages, None, is_first=True)
-    return scaffold.write(contents)
+    return chat_format.observation(messages, None, is_first=True)
 
 
 def _digest(before: bytes, message: Message) -> bytes:

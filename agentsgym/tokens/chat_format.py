@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ENDED_BY_TEXT", "ChatFormat"]
 
 logger = logging.getLogger(__name__)
+
+_role_of, _content_of = itemgetter("role"), itemgetter("content")
 
 
 class _Vocabularies:
@@ -320,10 +323,8 @@ class ChatFormat:
         encode = vocabulary.encode_first
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
-    def observation(
-        self, messages: Sequence[Message], ended_by: int | None, *, is_first: bool = False
-    ) -> tuple[Scaffold, list[str]]:
-        """The scaffold of an observation, and the contents to write into it.
+    def observation(self, messages: Sequence[Message], ended_by: int | None, *, is_first: bool = False) -> list[int]:
+        """The ids of an observation and the generation prompt.
 
         Args:
             messages: The observation; a tool's result names the call that it answers, if the call could be parsed.
@@ -331,14 +332,15 @@ class ChatFormat:
             is_first: Whether it is the first prompt of a conversation.
 
         Raises:
-            TemplateError: See :meth:`first` and :meth:`later`; or tool results cannot be appended as the template
-                renders them.
+            TemplateError: See :meth:`first`, :meth:`later` and :meth:`Scaffold.write`; or tool results cannot be
+                appended as the template renders them.
         """
         if self._tool_format is not None and not is_first and messages[0]["role"] == "tool":
-            return self._tool_format.results(messages, ended_by)
-        roles = tuple([message["role"] for message in messages])
-        scaffold = self.first(roles) if is_first else self.later(roles, ended_by)
-        return scaffold, [message["content"] for message in messages]
+            scaffold, contents = self._tool_format.results(messages, ended_by)
+        else:
+            roles, contents = tuple(map(_role_of, messages)), [*map(_content_of, messages)]
+            scaffold = self.first(roles) if is_first else self.later(roles, ended_by)
+        return scaffold.write(contents)
 
     def check_calls(self) -> None:
         """Check that calls can be parsed in the format of the template, if it does not reject calls.
@@ -374,10 +376,9 @@ class ChatFormat:
             The ids; None if the generation prompt cannot be separated from the observation.
 
         Raises:
-            TemplateError: See :meth:`observation` and :meth:`Scaffold.write`.
+            TemplateError: See :meth:`observation`.
         """
-        scaffold, contents = self.observation(messages, ended_by)
-        token_ids = scaffold.write(contents)
+        token_ids = self.observation(messages, ended_by)
         text = "" if self._template is None else self._template.generation_prompt()
         if text is None:
             return None

@@ -84,15 +84,18 @@ class Scaffold(NamedTuple):
         Raises:
             TemplateError: A content contains a word that makes the template change later turns.
         """
-        if self.rerender is not None and self.acts_on is not None and any(map(self.acts_on, contents)):
-            return self.rerender(contents)
-        if self.changes is not None:
+        head, pieces, changes, acts_on, rerender = self
+        if rerender is not None and acts_on is not None:
+            for content in contents:
+                if acts_on(content):
+                    return rerender(contents)
+        if changes is not None:
             contents = [
                 content if change is None else change(content)
-                for change, content in zip(self.changes, contents, strict=True)
+                for change, content in zip(changes, contents, strict=True)
             ]
-        token_ids = [*self.head]
-        for before, fills, strip, encode, after in self.pieces:
+        token_ids = [*head]
+        for before, fills, strip, encode, after in pieces:
             text = before
             for index, behind in fills:
                 text += contents[index] + behind

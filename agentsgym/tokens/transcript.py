@@ -14,6 +14,7 @@ a new segment, which begins with the complete new prompt; inside a segment the i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from agentsgym.errors import ConfigError
@@ -25,18 +26,13 @@ from agentsgym.types import Action, Message, ToolCall
 
 __all__ = ["ChatFormat", "History", "Transcript"]
 
+_role_of = itemgetter("role")
+
 History = Literal["append", "rerender"] | Callable[[list[Message]], list[Message]]
 
 
-class Mark(NamedTuple):
-    """The state of the transcript before the observation that is waiting for an action."""
-
-    num_messages: int
-    prompt_messages: list[Message]
-    num_prompt_messages: int
-    num_earlier: int
-    token_ids: list[int]
-    num_tokens: int
+Mark = tuple[int, list[Message], int, int, list[int], int]
+"""The state before an observation: the number of messages, those of the prompt, and their number; then of tokens."""
 
 
 class Transcript:
@@ -101,7 +97,7 @@ class Transcript:
         """
         mark = self._new_mark()
         messages = self._with_call_ids(messages)
-        prompt_messages = self.prompt_messages
+        chat_format, prompt_messages = self.chat_format, self.prompt_messages
         rendered: list[Message] | None = None  # the conversation to render again; None to append the new messages
         if callable(self._history):
             whole = [*self.prompt_messages, *messages]
@@ -110,11 +106,12 @@ class Transcript:
             prompt_messages = [message.copy() for message in shown]  # the function may keep and modify its messages
         elif self._history == "rerender":
             rendered = [*self.messages, *messages]
-        if self.chat_format is not None and rendered is None:
-            scaffold, contents = self.chat_format.observation(messages, self._ended_by, is_first=not self.messages)
-            self.token_ids += self._end_of_thought + scaffold.write(contents)
-        elif self.chat_format is not None and rendered is not None:
-            prompt, current = self.chat_format.render(rendered), self.token_ids
+        if chat_format is not None and rendered is None:
+            new = chat_format.observation(messages, self._ended_by, is_first=not self.messages)
+            self.token_ids += self._end_of_thought
+            self.token_ids += new
+        elif chat_format is not None and rendered is not None:
+            prompt, current = chat_format.render(rendered), self.token_ids
             if prompt[: len(current)] == current:  # it only extends the record
                 current += prompt[len(current) :]
             else:
@@ -129,11 +126,11 @@ class Transcript:
         if self._mark is not None:
             raise RuntimeError("observe() was called before the last observation was answered: call act() first")
         shown = self.prompt_messages
-        return Mark(len(self.messages), shown, len(shown), len(self._earlier), self.token_ids, len(self.token_ids))
+        return len(self.messages), shown, len(shown), len(self._earlier), self.token_ids, len(self.token_ids)
 
     def _with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Add to tool results the names and ids of the calls that they respond to."""
-        if not (self._calls or "tool" in [message["role"] for message in messages]):
+        if not (self._calls or "tool" in map(_role_of, messages)):
             return messages
         return with_call_ids(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
 
@@ -143,15 +140,13 @@ class Transcript:
         Raises:
             RuntimeError: No observation waits for an action.
         """
-        mark = self._mark
-        if mark is None:
+        if self._mark is None:
             raise RuntimeError("retract() needs an observation without an action, but there is none")
-        del self.messages[mark.num_messages :]
-        self.prompt_messages = mark.prompt_messages
-        del self.prompt_messages[mark.num_prompt_messages :]
-        del self._earlier[mark.num_earlier :]
-        self.token_ids = mark.token_ids
-        del self.token_ids[mark.num_tokens :]
+        num_messages, self.prompt_messages, num_shown, num_earlier, self.token_ids, num_tokens = self._mark
+        del self.messages[num_messages:]
+        del self.prompt_messages[num_shown:]
+        del self._earlier[num_earlier:]
+        del self.token_ids[num_tokens:]
         self._mark = None
 
     def close(self, messages: Sequence[Message], limit: int | None = None) -> None:
