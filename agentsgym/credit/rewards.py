@@ -218,7 +218,10 @@ def per_token_rewards(
     """
     check_credit(turn_credit, token_credit)
     amounts, place = credited_rewards(trajectory, turn_credit), TOKEN_CREDITS[token_credit]
-    return scatter_to_tokens(trajectory, list(map(place, amounts, token_counts(trajectory))))
+    rewards = [0.0] * len(trajectory.token_ids)  # (T,)
+    for turn, amount in zip(trajectory.turns, amounts, strict=True):
+        rewards[turn.start : turn.stop] = place(amount, turn.stop - turn.start)
+    return rewards
 
 
 def token_counts(trajectory: Trajectory) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
-import uuid
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
@@ -191,7 +191,7 @@ class MultistepEnv(ABC):
         if type(self)._tools is MultistepEnv._tools:  # an override may use attributes that are set later
             _ = self.chat_format  # rejects an unsupported template
         self.active_states: dict[str, State] = {}
-        self._generators: dict[str, random.Random] = {}
+        self._generators: dict[str, random.Random | tuple[int, int]] = {}
         self._by_hand: EpisodeByHand | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,9 +226,11 @@ class MultistepEnv(ABC):
 
     def rng(self, session_id: str) -> random.Random:
         """The session's random generator, seeded anew for each episode; sessions use independent streams."""
-        if session_id not in self._generators:
-            self._generators[session_id] = random.Random(derive_seed("session", session_id))
-        return self._generators[session_id]
+        own = self._generators.get(session_id)
+        if not isinstance(own, random.Random):  # made at first use: many environments draw nothing
+            own = random.Random(derive_seed("session", session_id)) if own is None else episode_generator(*own)
+            self._generators[session_id] = own
+        return own
 
     # Implemented by subclasses
 
@@ -591,7 +593,7 @@ class MultistepEnv(ABC):
         return [
             self.trial_class(
                 env=self,
-                session_id=uuid.uuid4().hex,
+                session_id=secrets.token_hex(16),
                 task_data={**task, "seed": seed},
                 seed=seed,
                 budget=budget,
@@ -616,7 +618,7 @@ class MultistepEnv(ABC):
         Raises:
             EnvError: The state is not a dict whose ``"done"`` is False.
         """
-        self._generators[session_id] = episode_generator(seed, episode)
+        self._generators[session_id] = seed, episode
         if self.opponents is None or self.plays_itself:
             return self._begin_session(session_id, task_data)
         task = {**task_data, self.role_key: self._agents_role(session_id, task_data)}

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import CoroutineType
 from typing import Any, NamedTuple, cast
 
 from agentsgym.credit.components import GivenReward
@@ -37,7 +38,8 @@ def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
     Any exception but an interruption becomes an :class:`EnvError` with the original as its cause.
     """
     try:
-        return awaited(hook(*arguments))
+        returned = hook(*arguments)
+        return awaited(returned) if type(returned) is CoroutineType else returned
     except BaseException as error:
         raise failure_of_hook(hook, error) from error
 
@@ -102,13 +104,13 @@ def action_error(action: Any, max_tokens: int | None, vocabulary_size: float, *,
         return error
     if action.token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
-    error = _ids_error(action.token_ids, vocabulary_size)
-    # an answer may begin with a shorter prompt by chance
     ids = action.token_ids
-    if not error and len(prompt) >= 8 and [*ids[:8]] == [*prompt[:8]] and [*ids[: len(prompt)]] == prompt:
+    error = _ids_error(ids, vocabulary_size)
+    # an answer may begin with a shorter prompt by chance
+    if not error and len(prompt) >= 8 and ids and ids[0] == prompt[0] and [*ids[: len(prompt)]] == prompt:
         error = "an Action's token_ids must be those of the answer alone, but they begin with the prompt"
-    if not error and max_tokens is not None and len(action.token_ids) > max_tokens:
-        error = f"the action has {len(action.token_ids)} tokens, more than this turn's limit of {max_tokens}"
+    if not error and max_tokens is not None and len(ids) > max_tokens:
+        error = f"the action has {len(ids)} tokens, more than this turn's limit of {max_tokens}"
     if not error and action.logprobs is not None:
         error = _logprobs_error(action.logprobs)
     return error
@@ -142,9 +144,11 @@ def _ids_error(ids: Any, vocabulary_size: float) -> str:
     if type(ids) is not list and not isinstance(ids, Sequence):  # checking the exact type is much faster
         return f"an Action's token_ids must be a list of ints (use tolist() for a tensor), got {_described(ids)}"
     values = cast("Sequence[Any]", ids)
-    # On the hot path of every turn, so valid input is checked without a Python loop.
-    if set(map(type, values)) <= {int} and min(values, default=0) >= 0 and max(values, default=0) < vocabulary_size:
-        return ""
+    # On the hot path of every turn, so valid input is checked without a Python loop; sorting is faster than min, max.
+    if [*map(type, values)].count(int) == len(values):
+        ordered = sorted(values)
+        if not ordered or 0 <= ordered[0] <= ordered[-1] < vocabulary_size:
+            return ""
     index, wrong = next((n, i) for n, i in enumerate(values) if type(i) is not int or not 0 <= i < vocabulary_size)
     expected = f"an int in [0, {vocabulary_size}), the tokenizer's vocabulary"
     return f"an Action's token_ids[{index}] must be {expected}, got {_described(wrong)}"
@@ -199,28 +203,30 @@ class Step(NamedTuple):
 def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], Step, dict[str, Any]]:
     """Check what a step's ``hook`` returned, write ``done`` into the next state, and return state, step and info."""
     # On the hot path of every turn, so this is a single function.
+    parts = answer
     try:
-        is_answer = isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4
-        if not (is_answer and isinstance(answer[0], dict) and isinstance(answer[3], dict)):
-            raise EnvError(  # noqa: TRY301
-                f"{hook} must return (state, reward, done, info), got {shown(cast('object', answer))}"
-            )
-        next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
+        is_answer = isinstance(answer, tuple) and len(parts) == 4
+        if not (is_answer and isinstance(parts[0], dict) and isinstance(parts[3], dict)):
+            raise EnvError(f"{hook} must return (state, reward, done, info), got {shown(parts)}")  # noqa: TRY301
+        next_state, reward, done, info = parts
         number, components = reward, None
-        if type(number) is not float or not abs(number) <= _LARGEST:
+        if type(number) is not float or not -_LARGEST <= number <= _LARGEST:
             check_order(hook, reward, done)
             number, components = as_reward(f"{hook}'s reward", reward)
-        step = Step(number, as_bool("done", done, hook), components=components)
+        if type(done) is not bool:
+            done = as_bool("done", done, hook)
+        step = Step(number, done, components=components)
         if info:
             step = with_info(step, info, hook)
-        if step.truncated and not step.done:
-            sentence = f"{hook} returned info['truncated']=True with done=False, but a truncated episode is over"
-            raise EnvError(sentence)  # noqa: TRY301
+            if step.truncated and not done:
+                sentence = f"{hook} returned info['truncated']=True with done=False, but a truncated episode is over"
+                raise EnvError(sentence)  # noqa: TRY301
         # done=True with a state whose "done" is still False is fine: {**state, ...} copies the old False.
-        if as_bool("state['done']", next_state.get("done"), hook) and not step.done:
+        was_done = next_state.get("done")
+        if was_done is not False and as_bool("state['done']", was_done, hook) and not done:
             sentence = f"{hook} returned done=False with a state whose 'done' is True: they must agree"
             raise EnvError(sentence)  # noqa: TRY301
-        next_state["done"] = step.done
+        next_state["done"] = done
     except BaseException as error:
         raise failure_of_value(hook, error) from error
     return next_state, step, info

@@ -171,12 +171,15 @@ class Budget:
         >>> Budget().room(length=80, prompt_length=10) is None
         True
         """
-        whole = None if self.trajectory is None else self.trajectory - length
-        completion = None if self.completion is None else self.completion - max(0, length - prompt_length)
-        limits = [limit for limit in (self.turn, whole, completion) if limit is not None]
-        if self.context is not None and (limits or length >= self.context):  # without limits, the agent's own apply
-            limits.append(self.context - length)
-        return min(limits, default=None)
+        room = self.turn
+        if self.trajectory is not None and (room is None or room > self.trajectory - length):
+            room = self.trajectory - length
+        if self.completion is not None:
+            rest = self.completion - max(0, length - prompt_length)
+            room = rest if room is None else min(room, rest)
+        if self.context is not None and (room is not None or length >= self.context):  # otherwise, the agent's limits
+            room = self.context - length if room is None else min(room, self.context - length)
+        return room
 
 
 class Conversation:

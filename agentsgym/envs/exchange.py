@@ -2,8 +2,8 @@
 
 ::
 
-    Trial._turn:     observe ─▶ request ─▶ (agent) ─▶ record ─▶ step     for each turn
-    Trial._episode:  reward_episode                                      at the end of each episode
+    for each turn:                  observe ─▶ room ─▶ request ─▶ (agent) ─▶ record ─▶ step ─▶ turn
+    at the end of each episode:     reward_episode
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -63,11 +63,15 @@ class Exchange:
         may_wait: Whether a step may wait for other trials, as programs do that share something: a batched agent then
             answers the others once no request has arrived for a moment. Such trials cannot be forked.
         conversation: The record.
+        role: The role that moves in the current turn.
         parent: Index of the turn that the current one follows in a tree of calls; None without a tree.
     """
 
     may_wait: ClassVar[bool] = False
+    role: Hashable = None
     parent: int | None = None
+    _state_key: Hashable = None
+    _potential: float | None = None
 
     def __init__(
         self,
@@ -101,42 +105,41 @@ class Exchange:
         self._reader = reader_of(self.env.chat_format)
         return Conversation(self.env.chat_format, history)
 
-    def observe(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | Step | None]:
-        """Record the next observation, after a turn in which the agent writes a note if one is due.
-
-        Returns:
-            The number of tokens left for an action, None for no limit; or a step that ends the episode before the turn.
-        """
-        conversation, transcript = self.conversation, self.conversation.transcript
-        messages = self._observation(state, step)
+    def observe(self, state: State, step: int) -> Step | None:
+        """Record the observation before a turn; return a step that ends the episode before it, or None."""
+        conversation = self.conversation
+        is_first = not conversation.transcript.messages
+        if self._views is None:
+            messages = as_messages(call_environment(self.env._format_prompt, state, step))
+        else:
+            messages = self._views.observe(self.env, state, is_first=step == 0)
+        if is_first:
+            messages = [*system_messages(self.env), *messages]
+        elif self._last_turns is not None and step == 0:
+            self._last_turns.begin_episode(messages)
+        if conversation.last_messages:
+            messages = conversation.with_last_messages(messages)
+        for message in messages:
+            if not (message["content"].isascii() or is_unicode(message["content"])):
+                raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
         self._observe(messages, step)
-        if conversation.notes is not None and self._needs_note(conversation.notes):
-            yield from self._note(state, step, episode, messages)
-        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
-        if room is not None and room <= 0:
-            if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
-                transcript.retract()
-            elif self.budget.context is not None and self.budget.context <= len(transcript.token_ids):
-                text = "a first prompt of %d tokens leaves no room for an answer within the agent's context (%d tokens)"
-                raise AgentError(text % (len(transcript.token_ids), self.budget.context))
-            else:
-                text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
-                logger.warning(text, self.session_id, self.budget)
-        return room
+        return None
 
-    def turn(self, state: State, episode: int) -> dict[str, Any]:
-        """Return the fields of the turn that begins with the observation of a state: its prompt, without an action."""
-        fields: dict[str, Any] = {"episode": episode, "role": None, "prompt_messages": self.prompt_messages()}
-        if not self._describes_states:
-            return fields
-        key = as_hashable("_state_key", call_environment(self.env._state_key, state))
-        potential = call_environment(self.env._potential, state)
-        return {
-            **fields,
-            "state_key": None if key is None else (episode, key),
-            "role": as_hashable("_role", call_environment(self.env._role, state)),
-            "potential": None if potential is None else as_number("_potential", potential),
-        }
+    def room(self) -> int | None:
+        """Return the number of tokens left for an action, None for no limit; without any, remove the observation."""
+        conversation, token_ids = self.conversation, self.conversation.transcript.token_ids
+        room = self.budget.room(length=len(token_ids), prompt_length=conversation.prompt_length)
+        if room is None or room > 0:
+            return room
+        if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
+            conversation.transcript.retract()
+        elif self.budget.context is not None and self.budget.context <= len(token_ids):
+            text = "a first prompt of %d tokens leaves no room for an answer within the agent's context (%d tokens)"
+            raise AgentError(text % (len(token_ids), self.budget.context))
+        else:
+            text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
+            logger.warning(text, self.session_id, self.budget)
+        return room
 
     def prompt_messages(self) -> list[Message] | None:
         """Return the messages in the prompt; None if they are the recorded ones."""
@@ -144,17 +147,25 @@ class Exchange:
         drops_later = self.conversation.notes is not None or self._last_turns is not None
         return None if shown is recorded or (drops_later and shown == recorded) else [*shown]
 
-    def request(self, room: int | None) -> TurnRequest:
-        """Make the request for the next action, of at most ``room`` tokens."""
-        conversation = self.conversation
-        messages = conversation.transcript.prompt_messages
-        self._num_shown = len(messages)
-        tools = self.tools
-        conversation.has_tools = conversation.has_tools or bool(tools)
+    def request(self, state: State, episode: int, room: int | None) -> TurnRequest:
+        """Begin a turn of a state, and make the request for its action, of at most ``room`` tokens."""
+        conversation, transcript = self.conversation, self.conversation.transcript
+        messages = transcript.prompt_messages
+        conversation.last_messages = []
+        self._episode, self._prompt, self._num_shown = episode, self.prompt_messages(), len(messages)
+        if self._describes_states:
+            key = as_hashable("_state_key", call_environment(self.env._state_key, state))
+            potential = call_environment(self.env._potential, state)
+            self._state_key = None if key is None else (episode, key)
+            self.role = as_hashable("_role", call_environment(self.env._role, state))
+            self._potential = None if potential is None else as_number("_potential", potential)
+        self._tools = tools = self.tools
+        if tools:
+            conversation.has_tools = True
         return TurnRequest(
             session_id=self.session_id,
             messages=messages,
-            token_ids=conversation.transcript.token_ids,
+            token_ids=transcript.token_ids,
             agent_state=conversation.agent_state,
             max_new_tokens=room,
             tools=tools,
@@ -171,12 +182,12 @@ class Exchange:
             return num_turns in self._note_turns and num_turns not in notes.note_turns
         return notes.is_due(self.conversation.transcript, num_turns)
 
-    def _note(
-        self, state: State, step: int, episode: int, messages: list[Message]
-    ) -> Generator[TurnRequest, Action, None]:
-        """Let the agent write a note in place of an observation, and then observe with the note as the history."""
+    def note(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, None]:
+        """If a note is due, let the agent write it in place of the observation, which then follows the note."""
         conversation, notes = self.conversation, cast("NotedHistory", self.conversation.notes)
-        transcript = conversation.transcript
+        if not self._needs_note(notes):
+            return
+        transcript, messages = conversation.transcript, self._observed
         transcript.retract()
         self._observe([Message(role="user", content=notes.prompt)], step)
         room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
@@ -184,37 +195,19 @@ class Exchange:
             transcript.retract()
             self._observe(messages, step)
             return
-        turn = self.turn(state, episode)
-        if turn.get("state_key") is not None:
-            turn["state_key"] = (episode, ("note", turn["state_key"][1]))
-        self.record((yield self.request(room)), turn, room, reads_calls=False)
+        self.record((yield self.request(state, episode, room)), room, reads_calls=False)
+        turn = self.turn(Step())
+        if turn.state_key is not None:
+            turn = dataclasses.replace(turn, state_key=(episode, ("note", cast("Any", turn.state_key)[1])))
         notes.written(len(conversation.turns))
-        conversation.turns.append(Turn(reward=0.0, **turn))
+        conversation.turns.append(turn)
         # Results of tools become user messages, since the note precedes them instead of their calls.
         texts = [Message(role="user", content=one["content"]) if one["role"] == "tool" else one for one in messages]
         self._observe(texts, step)
 
-    def _observation(self, state: State, step: int) -> list[Message]:
-        """Return the environment's new messages, with the system message before the first and the last before them."""
-        conversation = self.conversation
-        is_first = not conversation.transcript.messages
-        if self._views is None:
-            messages = as_messages(call_environment(self.env._format_prompt, state, step))
-        else:
-            messages = self._views.observe(self.env, state, is_first=step == 0)
-        if is_first:
-            messages = [*system_messages(self.env), *messages]
-        elif self._last_turns is not None and step == 0:
-            self._last_turns.begin_episode(messages)
-        messages = conversation.with_last_messages(messages)
-        for message in messages:
-            if not is_unicode(message["content"]):
-                raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
-        return messages
-
     def _observe(self, messages: list[Message], step: int) -> None:
         conversation = self.conversation
-        is_first = not conversation.transcript.messages
+        self._observed, is_first = messages, not conversation.transcript.messages
         try:
             conversation.transcript.observe(messages)
         except TemplateError as error:
@@ -224,16 +217,16 @@ class Exchange:
         if is_first:
             conversation.prompt_length = len(conversation.transcript.token_ids)
 
-    def record(self, action: Action, turn: dict[str, Any], room: int | None, *, reads_calls: bool = True) -> Action:
-        """Record the action, and add it to the fields of its turn; return it as the environment gets it, parsed."""
-        conversation = self.conversation
-        chat_format = conversation.transcript.chat_format
+    def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> Action:
+        """Record the action; return it as the environment gets it, parsed."""
+        conversation, transcript = self.conversation, self.conversation.transcript
+        chat_format = transcript.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
             if isinstance(action, Action) and not type(action.text) is type(action.written) is str:  # pyright: ignore[reportUnnecessaryIsInstance]
                 action = with_plain_text(action)
-            error = action_error(action, room, vocabulary_size, prompt=conversation.transcript.token_ids)
-            if len(conversation.transcript.prompt_messages) != self._num_shown:
+            error = action_error(action, room, vocabulary_size, prompt=transcript.token_ids)
+            if len(transcript.prompt_messages) != self._num_shown:
                 error = "the agent changed request.messages, the recorded conversation: it may change a copy"
         except BaseException as raised:  # the agent's answer comes from user code, too
             if is_interruption(raised):
@@ -243,7 +236,7 @@ class Exchange:
             raise AgentError(f"session {self.session_id}: {error}")
         action = self.read(action) if reads_calls else read_answer(action, chat_format)
         try:
-            start, stop = conversation.transcript.act(action, room)
+            self._span = transcript.act(action, room)
         except TemplateError as refused:
             raise AgentError(
                 f"session {self.session_id}: the agent's answer cannot be recorded: {refused}"
@@ -252,15 +245,7 @@ class Exchange:
             conversation.count(action.tool_calls)
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)
-        transcript = conversation.transcript
-        turn |= {
-            "start": start,
-            "stop": stop,
-            "exact": action.token_ids is not None,
-            "message_index": len(transcript.messages) - 1,
-            "prompt_start": transcript.segment_start,
-            "policy_version": action.policy_version,
-        }
+        self._action = action
         return self._as_recorded(action) if transcript.was_cut else action
 
     def _as_recorded(self, action: Action) -> Action:
@@ -269,24 +254,49 @@ class Exchange:
         given = {"text": cut["content"], "reasoning": cut.get("reasoning_content"), "tool_calls": ()}
         return dataclasses.replace(action, **given)
 
+    def turn(self, step: Step) -> Turn:
+        """Return the turn of the recorded action, which led to this step."""
+        transcript, (start, stop) = self.conversation.transcript, self._span
+        return Turn(
+            start=start,
+            stop=stop,
+            reward=step.reward,
+            invalid=step.invalid,
+            exact=self._action.token_ids is not None,
+            episode=self._episode,
+            message_index=len(transcript.messages) - 1,
+            state_key=self._state_key,
+            role=self.role,
+            potential=self._potential,
+            prompt_start=transcript.segment_start,
+            prompt_messages=self._prompt,
+            role_rewards=step.role_rewards,
+            components=step.components,
+            role_components=step.role_components,
+            policy_version=self._action.policy_version,
+            parent=self.parent,
+        )
+
     def read(self, action: Action) -> Action:
         """Split a valid action into reasoning, text and, if there are tools, calls."""
-        if not self.tools and not self._reader.may_think(action):
+        if not self._tools and not self._reader.may_think(action):
             return action  # as read_answer does, in fewer steps: most answers are plain text
         chat_format, is_strict = self.conversation.transcript.chat_format, self.env.env_config["tool_calls"] == "strict"
-        return read_answer(action, chat_format, self.tools or None, is_strict=is_strict)
+        return read_answer(action, chat_format, self._tools or None, is_strict=is_strict)
 
     def step(self, state: State, action: Action) -> Step:
         """Pass the action to the environment, and keep its next state and ``info``."""
         env = self.env
-        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
+        name, given = ("_step_action", action) if env.overrides_step_action else ("_step_episode", action.text)
+        hook: Callable[..., Any] = getattr(env, name)
         try:  # like call_environment, inlined for a shorter traceback
-            answer = awaited(hook(self.session_id, state, action if env.overrides_step_action else action.text))
+            answer = awaited(hook(self.session_id, state, given))
         except BaseException as error:
             raise failure_of_hook(hook, error) from error
-        state, step, info = as_step(answer, "_step_action" if env.overrides_step_action else "_step_episode")
+        state, step, info = as_step(answer, name)
         env.active_states[self.session_id] = state
-        check_info_keys(type(env), info)
+        if info:
+            check_info_keys(type(env), info)
         if self._views is not None:
             self._views.act(action.text)
         elif self.session_id in env.tables:

@@ -25,9 +25,10 @@ OnFinish = Callable[[Trajectory], None]
 
 def limit_context(trials: Sequence[Trial], agent: Any) -> None:
     """Let trials that have not started end where the agent's context is full."""
+    context = getattr(agent, "context_length", None)
     for trial in trials:
-        budget = dataclasses.replace(trial.budget, context=getattr(agent, "context_length", None))
-        trial.budget = trial.exchange.budget = budget
+        if trial.budget.context != context:
+            trial.budget = dataclasses.replace(trial.budget, context=context)
 
 
 def prepare_play(

@@ -41,7 +41,7 @@ from agentsgym.envs.boundary import (
     with_role_reward,
     without_rewards,
 )
-from agentsgym.envs.contract import PlayableEnv
+from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
 from agentsgym.envs.exchange import Exchange
 from agentsgym.envs.state_scores import StateScores
@@ -49,12 +49,14 @@ from agentsgym.envs.user_checks import place_of_hook
 from agentsgym.errors import EnvError, EpisodeError, TemplateError
 from agentsgym.failures import FailureLog, describe
 from agentsgym.texts import shown
-from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
+from agentsgym.types import Action, Message, StopReason, Trajectory, TurnRequest
 
 # pyright: reportPrivateUsage=false
 # The hooks are private for users of an environment; trials call them.
 
 logger = logging.getLogger(__name__)
+
+_NOTHING = Step()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,20 +97,17 @@ class Trial:
     place: tuple[int | None, int | None] = field(default=(None, None), init=False)
     failures: FailureLog = field(default_factory=partial(FailureLog, logger), init=False)
 
-    def __post_init__(self) -> None:
-        self._begin_record()
-
     @property
     def may_wait(self) -> bool:
         """Whether a step may wait for other trials."""
-        return self.exchange.may_wait
+        return self.env.exchange_class.may_wait
 
     def play(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Play every episode; an error ends the trial with stop reason ``failed``, and earlier turns are kept."""
         config, stop_reason = self.env.env_config, StopReason.DONE
         try:
             for episode in range(config["episodes_per_trial"]) if self.episodes is None else self.episodes:
-                if not config["keep_history"]:
+                if not config["keep_history"] or self.place[0] is None:
                     self._begin_record()
                 self._close()  # the previous episode
                 self.env.active_states.pop(self.session_id, None)  # not to be closed again if the next cannot start
@@ -126,22 +125,25 @@ class Trial:
                 self._close()
             finally:
                 self.env.drop_session(self.session_id)
-        return dataclasses.replace(trajectory, num_close_errors=self.num_close_errors)
+        return self._closed(trajectory)
 
     def play_one(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Play one episode of a session whose state is in ``env.active_states``; errors are raised."""
+        self._begin_record()
         try:
             stop_reason = yield from self._episode(0, is_practice=False)
             trajectory = self._ended(stop_reason)
         finally:
             self._close()
-        return dataclasses.replace(trajectory, num_close_errors=self.num_close_errors)
+        return self._closed(trajectory)
 
     def abandon(self, fault: EpisodeError) -> Trajectory:
         """Return the trajectory of a trial whose generator cannot continue: failed, with the turns recorded so far.
 
         A step may still be running in another thread; the trajectory does not contain anything that it records later.
         """
+        if self.place[0] is None:  # nothing was played
+            self._begin_record()
         return self._trajectory(StopReason.FAILED, describe(fault, self._where()))
 
     def __reduce__(self) -> tuple[Callable[..., Trial], tuple[type[Trial], dict[str, Any]]]:
@@ -169,7 +171,7 @@ class Trial:
             self.failures.note_close_error(self.session_id, describe(error, self._where()))
 
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
-        config, conversation = self.env.env_config, self.conversation
+        config, exchange, conversation = self.env.env_config, self.exchange, self.conversation
         conversation.info = {}  # a success in practice does not carry over to this episode
         is_scored = self.env.overrides_score_state and not is_practice
         scores = StateScores(self.env, self.env.active_states[self.session_id]) if is_scored else None
@@ -177,10 +179,17 @@ class Trial:
         rewards: list[float] = []
         for step in range(config["max_steps_per_episode"]):
             self.place = (episode, step)
-            outcome = yield from self._turn(step, episode, scores, is_practice=is_practice)
+            state = self.env.active_states[self.session_id]
+            outcome = exchange.observe(state, step)
             if outcome is None:
-                stop_reason = StopReason.MAX_TOKENS
-                break
+                if conversation.notes is not None:
+                    yield from exchange.note(state, step, episode)
+                room = exchange.room()
+                if room is not None and room <= 0:
+                    stop_reason = StopReason.MAX_TOKENS
+                    break
+                action = exchange.record((yield exchange.request(state, episode, room)), room)
+                outcome = self._step(state, action, scores, is_practice=is_practice)
             rewards.append(outcome.reward)
             num_invalid += outcome.invalid
             if outcome.done:
@@ -191,46 +200,31 @@ class Trial:
                 break
         if stop_reason is not StopReason.MAX_TOKENS:
             conversation.last_messages = self._last_messages()
+        self._reward(rewards, scores, first, is_practice=is_practice)
+        return stop_reason
+
+    def _step(self, state: State, action: Action, scores: StateScores | None, *, is_practice: bool) -> Step:
+        """Pass an action to the environment, and record the turn, even if the environment raises."""
+        outcome = _NOTHING
+        try:
+            outcome = with_role_reward(self.exchange.role, self.exchange.step(state, action))
+            if scores is not None:
+                outcome = scores.credited(outcome, self.env.active_states[self.session_id])
+        finally:
+            if is_practice:
+                outcome = without_rewards(outcome)
+            self.conversation.turns.append(self.exchange.turn(outcome))
+        return outcome
+
+    def _reward(self, rewards: list[float], scores: StateScores | None, first: int, *, is_practice: bool) -> None:
+        """Add the rewards of an episode, whose turns begin at index ``first``."""
+        conversation = self.conversation
         if scores is not None and rewards:
             place = conversation.last_turn()
             last = conversation.turns[place] = scores.closed(conversation.turns[place])
             rewards[-1] = last.reward
         if not is_practice:
             self.exchange.reward_episode(conversation.turns[first:], rewards)
-        return stop_reason
-
-    def _turn(
-        self, step: int, episode: int, scores: StateScores | None, *, is_practice: bool
-    ) -> Generator[TurnRequest, Action, Step | None]:
-        """Play one turn: observe, call the agent, record, step. None if the budget has no tokens left for an action."""
-        exchange, state = self.exchange, self.env.active_states[self.session_id]
-        room = yield from exchange.observe(state, step, episode)
-        if isinstance(room, Step):
-            return room
-        if room is not None and room <= 0:
-            return None
-        self.conversation.last_messages = []
-        turn = exchange.turn(state, episode)
-        action = exchange.record((yield exchange.request(room)), turn, room)
-        outcome = Step()
-        try:
-            outcome = with_role_reward(turn["role"], exchange.step(state, action))
-            if scores is not None:
-                outcome = scores.credited(outcome, self.env.active_states[self.session_id])
-        finally:  # record the action even if the environment raises
-            if is_practice:
-                outcome = without_rewards(outcome)
-            given = Turn(
-                reward=outcome.reward,
-                role_rewards=outcome.role_rewards,
-                components=outcome.components,
-                role_components=outcome.role_components,
-                invalid=outcome.invalid,
-                parent=exchange.parent,
-                **turn,
-            )
-            self.conversation.turns.append(given)
-        return outcome
 
     def _last_messages(self) -> list[Message]:
         """Return the environment's last message of an episode, as a list; empty if there is none."""
@@ -264,6 +258,7 @@ class Trial:
         final_components = sum_components(conversation.final_parts)
         if final_rewards:
             final_components = role_components(turns).get(turns[0].role)
+        rewards = [0.0] * len(token_ids)
         trajectory = Trajectory(
             token_ids=token_ids,
             turns=turns,
@@ -273,7 +268,7 @@ class Trial:
             final_components=None if error else final_components,
             stop_reason=stop_reason,
             logprobs=conversation.token_logprobs(len(token_ids)),
-            per_token_rewards=[0.0] * len(token_ids),
+            per_token_rewards=rewards,
             session_id=self.session_id,
             task_index=self.task_index,
             rollout_index=self.rollout_index,
@@ -282,9 +277,13 @@ class Trial:
             task_data=self.task_data,
             error=error,
         )
-        if error:
-            return trajectory
-        return dataclasses.replace(trajectory, per_token_rewards=token_rewards(self.env, trajectory))
+        if not error:
+            rewards[:] = token_rewards(self.env, trajectory)
+        return trajectory
+
+    def _closed(self, trajectory: Trajectory) -> Trajectory:
+        num_errors = self.num_close_errors
+        return dataclasses.replace(trajectory, num_close_errors=num_errors) if num_errors else trajectory
 
     def _where(self) -> str:
         """Describe the rollout and the current turn for error messages."""

@@ -51,12 +51,12 @@ class OwnExecutor:
         """Advance trials for a short time, so that the request of a fast trial does not wait for all other steps."""
         scheduler, generators, limit = self._scheduler, self._generators, self._scheduler.limits.turn_s
         end = time.monotonic() + BATCHING_WINDOW_S
-        for index, given in [*islice(inputs.items(), _MAX_STEPS)]:
+        for index in [*islice(inputs, _MAX_STEPS)]:
             if (began := time.monotonic()) >= end:
                 break
             if scheduler.interrupt is not None:
                 scheduler.interrupt()
-            del inputs[index]
+            given = inputs.pop(index)
             generator = generators.get(index)
             if generator is None:
                 trial = scheduler.trials[index]

@@ -130,7 +130,7 @@ def test_an_interruption_cancels_what_waits_and_closes_every_episode(make_agent:
     trials = env.trials([{"task_data": task} for task in tasks("a wait", "a b c d e", "wait", "a wait")])
 
     def begun() -> set[str]:
-        return {one.session_id for one in trials if one.conversation.transcript.messages}
+        return {one.session_id for one in trials if one.place[1] is not None and one.conversation.transcript.messages}
 
     def interrupt() -> None:
         if begun() and next(checks) == 5:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, cast
 
@@ -31,7 +31,7 @@ from agentsgym.interruptions import is_interruption
 from agentsgym.tokens.branches import BranchingTranscript
 from agentsgym.tokens.calls.reader import read_answer
 from agentsgym.tokens.transcript import ChatFormat
-from agentsgym.types import Action, Message, ToolCall, Turn, TurnRequest
+from agentsgym.types import Action, Message, ToolCall, Turn
 
 _SHORTEST: Final = 12  # characters of a line that identifies an answer if it occurs elsewhere
 _SHORTEST_ID: Final = 8  # characters of the id of a tool call that identifies it in a text
@@ -155,24 +155,27 @@ class CallExchange(Exchange):
         transcript = self._transcript
         return None if transcript.prompt_messages == transcript.messages else [*transcript.prompt_messages]
 
-    def observe(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | Step | None]:
+    def observe(self, state: State, step: int) -> Step | None:
         """Wait for a call that fits, and record its prompt; a program that ends after a rejected call ends the episode.
 
         Raises:
             EnvError: The program ended without a call.
         """
-        yield from ()
         for _ in range(_MAX_REJECTED):
             call = call_environment(_next_call, state)
             if call is None:
                 if not self.conversation.turns:
                     raise EnvError(_without_call(self._outcome(state)))
-                return 0 if self._is_cut else Step(done=True)
+                return None if self._is_cut else Step(done=True)
             self._call = call
-            room = self._observed(call)
-            if room is None or room > 0:
-                return room
-        return 0
+            self._room = self._observed(call)
+            if self._room is None or self._room > 0:
+                break
+        return None
+
+    def room(self) -> int | None:
+        """Return the number of tokens left for an action; 0 if the last calls were rejected."""
+        return self._room
 
     def _observed(self, call: ProgramCall) -> int | None:
         """Record a call's prompt; 0 if the call was rejected instead."""
