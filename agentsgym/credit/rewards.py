@@ -130,10 +130,10 @@ def _credited(
     final_rewards: Mapping[Hashable, float],
 ) -> list[float]:
     check_choice("turn_credit", turn_credit, TURN_CREDITS)
-    credit = TURN_CREDITS[turn_credit]
-    rewards, counts = [*turn_rewards], token_counts(trajectory)
+    credit, counts = TURN_CREDITS[turn_credit], token_counts(trajectory)
     if not final_rewards:
-        return credit(rewards, final_reward, counts)
+        return credit(turn_rewards, final_reward, counts)
+    rewards = [*turn_rewards]
     roles = [turn.role for turn in trajectory.turns]
     check_final_rewards(roles, final_rewards)
     for role, turns in indices_by_key(roles).items():

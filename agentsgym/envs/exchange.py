@@ -144,8 +144,10 @@ class Exchange:
     def prompt_messages(self) -> list[Message] | None:
         """Return the messages in the prompt; None if they are the recorded ones."""
         shown, recorded = self.conversation.transcript.prompt_messages, self.conversation.transcript.messages
+        if shown is recorded:
+            return None
         drops_later = self.conversation.notes is not None or self._last_turns is not None
-        return None if shown is recorded or (drops_later and shown == recorded) else [*shown]
+        return None if drops_later and shown == recorded else [*shown]
 
     def request(self, state: State, episode: int, room: int | None) -> TurnRequest:
         """Begin a turn of a state, and make the request for its action, of at most ``room`` tokens."""
