@@ -3,9 +3,10 @@
 The agent answers in batches, the environment runs on the calling thread; then the same with an agent that answers with
 coroutines, with the environment in a thread pool, and with it in a process pool (its processes' time included).
 
-Both decode every reply, encode every observation once and come to the same record: ids, mask, log-probabilities and
-rewards. The bare loop has no environment, agent, faults, budgets or messages, and knows the template's ids by heart.
-Times are CPU seconds, the two loops taking turns, medians over repetitions.
+Both encode every observation once and come to the same record: ids, mask, log-probabilities and rewards. The bare loop
+decodes every reply; the agent of ``rollout`` has its text. The bare loop has no environment, agent, faults, budgets or
+messages, and knows the template's ids by heart. Times are CPU seconds, the two loops taking turns, medians over
+repetitions.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from agentsgym.rollouts.thread_pool import EnvThreadPool
 RESULTS = Path(__file__).parent / "results"
 VOCABULARY_SIZE = 32_000
 REPLY_TOKENS = 32
-OBSERVATION_TOKENS = 10
+OBSERVATION_TOKENS = 2
 NUM_WORKERS = 2
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -79,6 +80,7 @@ class Record(NamedTuple):
 class Reply(NamedTuple):
     """The answer of the scripted policy in one turn."""
 
+    text: str
     token_ids: list[int]
     logprobs: list[float]
 
@@ -111,11 +113,10 @@ class Game(MultistepEnv):
 
 
 class Policy(Agent):
-    """Answers at once with the script's ids, decoded as a policy must; its state is the number of the turn."""
+    """Answers at once with the script's texts and ids; its state is the number of the turn."""
 
     def __init__(self, script: Script) -> None:
         self.replies = script.replies
-        self.decode: Callable[[Sequence[int]], str] = script.tokenizer.backend_tokenizer.decode
         self.num_live = 0
 
     def act(self, requests: Sequence[TurnRequest]) -> list[Action]:
@@ -124,9 +125,9 @@ class Policy(Agent):
         return [self.answer(request.agent_state or 0) for request in requests]
 
     def answer(self, turn: int) -> Action:
-        """Return the texts of one turn."""
-        token_ids, logprobs = self.replies[turn]
-        return Action(text=self.decode(token_ids), token_ids=token_ids, logprobs=logprobs, agent_state=turn + 1)
+        """Return the reply of one turn."""
+        text, token_ids, logprobs = self.replies[turn]
+        return Action(text=text, token_ids=token_ids, logprobs=logprobs, agent_state=turn + 1)
 
 
 class AsyncPolicy(AsyncAgent):
@@ -145,27 +146,24 @@ def bare_loop(script: Script, size: Size) -> list[Record]:
     """Play without the library."""
     raw: Any = script.tokenizer.backend_tokenizer
     encode, decode, observations, replies = raw.encode, raw.decode, script.observations, script.replies
-    [head, middle, behind, generation_prompt] = (
+    [head, middle, behind] = (
         encode(text, add_special_tokens=False).ids
-        for text in ("<|im_start|>", "\n<|im_start|>", "<|im_end|>\n<|im_start|>", "assistant\n")
+        for text in ("<|im_start|>user\n", "\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
     )
-    behind += generation_prompt
     records: list[Record] = []
     for _ in range(size.num_episodes):
         token_ids: list[int] = []
         mask: list[int] = []
         logprobs: list[float] = []
         rewards: list[float] = []
-        messages: list[str] = []
         for turn in range(size.num_turns):
-            observed = (middle if turn else head) + encode("user\n" + observations[turn], add_special_tokens=False).ids
-            observed += behind
+            observed = (middle if turn else head) + encode(observations[turn], add_special_tokens=False).ids + behind
             token_ids += observed
             mask += [0] * len(observed)
             logprobs += [0.0] * len(observed)
             rewards += [0.0] * len(observed)
-            reply_ids, reply_logprobs = replies[turn]
-            messages.append(decode(reply_ids))
+            _, reply_ids, reply_logprobs = replies[turn]
+            decode(reply_ids)
             token_ids += reply_ids
             mask += [1] * len(reply_ids)
             logprobs += reply_logprobs
@@ -198,13 +196,10 @@ def make_script(num_turns: int) -> Script:
     )
     tokenizer.chat_template = CHATML
     end_of_turn: Any = tokenizer.eos_token_id
-    replies = [
-        Reply(
-            [*draw.choices(range(256, raw.get_vocab_size()), k=REPLY_TOKENS - 1), end_of_turn],
-            [-draw.random() for _ in range(REPLY_TOKENS)],
-        )
-        for _ in range(num_turns)
-    ]
+    replies: list[Reply] = []
+    for _ in range(num_turns):
+        token_ids = [*draw.choices(range(256, raw.get_vocab_size()), k=REPLY_TOKENS - 1), end_of_turn]
+        replies.append(Reply(raw.decode(token_ids), token_ids, [-draw.random() for _ in range(REPLY_TOKENS)]))
     return Script(tokenizer, [make_observation(raw, words, draw) for _ in range(num_turns)], replies)
 
 
