@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from exactness import BOUND, ROUNDING, branching_rows, packed
+from exactness import BOUND, RECURRENT_BOUND, ROUNDING, branching_rows, packed
 from zoo import FAMILIES, TOKENIZER, build, type_of
 
 from agentsgym.agents.policy.model import fixed_rope_length
@@ -39,7 +39,7 @@ def test_recurrent_layers_follow_the_tree_where_tree_recurrence_is_installed(fam
     if checkpoints:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     assert can_share(model)
-    assert max(packed(model, rows)) < BOUND
+    assert max(packed(model, rows)) < RECURRENT_BOUND  # DeltaNet computes in float32 and rounds more
 
 
 def test_every_recurrent_family_is_tried_and_none_is_packed_without_the_package(
