@@ -234,8 +234,8 @@ def _differs_on(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
     def attended(attend: Callable[..., Any], device: Any, dtype: torch.dtype, options: dict[str, Any]) -> torch.Tensor:
         own = [one.to(device, dtype, copy=True).requires_grad_() for one in states]
         output, _ = attend(module, *own, **options)
-        output.float().square().sum().backward()
-        return torch.cat([one.flatten().float().cpu() for one in (output, *(part.grad for part in own))])
+        gradients = torch.autograd.grad(output.float().square().sum(), own)
+        return torch.cat([one.detach().flatten().float().cpu() for one in (output, *gradients)])
 
     try:
         for window in (None, 8) if getattr(config, "sliding_window", None) else (None,):
