@@ -103,7 +103,7 @@ class Server:
     def start(self) -> None:
         """Start it, or start it again at the same place."""
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self._arguments]
-        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         with TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
             self._process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -118,9 +118,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(model_folder: Path, *, max_model_length: int = 512) -> Generator[Server]:
+def served(model_folder: Path, *, max_model_length: int = 512, **options: Any) -> Generator[Server]:
     """Serve a model."""
-    server = Server(model_folder, max_model_length=max_model_length)
+    server = Server(model_folder, max_model_length=max_model_length, **options)
     try:
         server.start()
         yield server

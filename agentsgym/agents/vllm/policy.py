@@ -42,8 +42,8 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
 
     If TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new requests join
     between two steps. With servers, each rank sends its own requests: a session stays with one server, whose prefix
-    cache contains its history, and only the main rank pushes the weights, through TRL's client. So no episode waits for
-    the slowest one, and only :meth:`prepare` is collective.
+    cache contains its history, and only the main rank pushes the weights, through TRL's client, or lets servers load
+    the adapters. So no episode waits for the slowest one, and only :meth:`prepare` is collective.
 
     The engine has its own copy of the weights, so :meth:`prepare` must be called before each rollout: it loads the
     trained weights if they have changed. In sleep mode, it also wakes the engine, and :meth:`finish` puts it to sleep,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -59,6 +60,7 @@ class VLLMServer:
     Attributes:
         url: Base URL, without ``/v1``.
         model: The name of its model in requests.
+        adapter: The name of the adapter in requests; empty if it has none.
         root: Path or name of the model that it loaded.
         context: Maximum number of tokens of prompt and answer together; None until it is read.
         version: Weight version that the last push set; None if it does not support weight versions.
@@ -66,11 +68,12 @@ class VLLMServer:
         can_send: Event that is cleared to hold back requests while weights are pushed.
         lost: Why no more requests are sent to it; empty if it is in use.
         num_sessions: Number of sessions assigned to it.
+        num_open: Number of open requests by the name of their adapter.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self.model, self.root = "", ""
+        self.model, self.adapter, self._previous, self.root = "", "", "", ""
         self.context: int | None = None
         self.version: str | None = None
         self.step: int | None = None
@@ -78,7 +81,7 @@ class VLLMServer:
         self.can_send.set()
         self.lost = ""
         self.num_sessions = 0
-        self.num_open = 0
+        self.num_open = Counter[str]()
 
     async def read_model(self, session: ClientSession) -> None:
         """Read its model and its context length."""
@@ -116,6 +119,22 @@ class VLLMServer:
         status, _ = await self._post(session, "/update_weight_version", {"new_version": version}, ANSWER_S)
         return status == 200
 
+    async def read_config(self, session: ClientSession) -> Mapping[str, Any]:
+        """Read its configuration; empty if it was started without ``VLLM_SERVER_DEV_MODE=1``."""
+        return (await self._get(session, "/server_info?config_format=json") or {}).get("vllm_config", {})
+
+    async def load_adapter(self, session: ClientSession, folder: str) -> str:
+        """Let it load an adapter named as its folder, and forget the last but one; return why it cannot, or ""."""
+        name = folder.rpartition("/")[2]
+        body = {"lora_name": name, "lora_path": folder}
+        status, content = await self._post(session, "/v1/load_lora_adapter", body, None)
+        if status != 200:
+            return f"status {status}: {_message(content)}"
+        await self._post(session, "/v1/unload_lora_adapter", {"lora_name": self._previous}, ANSWER_S)
+        self._previous = self.adapter
+        await self.set_version(session, name)
+        return ""
+
     async def switch(self, session: ClientSession, command: str) -> bool:
         """Pause or resume it; return False if it does not support the command."""
         status, content = await self._post(session, f"/{command}", {}, ANSWER_S)
@@ -130,18 +149,19 @@ class VLLMServer:
 
         A request sent while the server is paused would be sampled with the new weights but recorded with the old step.
         """
-        body = {**fields, "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
         await self.can_send.wait()
-        step = self.step
-        self.num_open += 1
+        step, adapter = self.step, self.adapter
+        body = {"model": adapter or self.model, **fields, "prompt": prompt, "max_tokens": max_tokens}
+        self.num_open[adapter] += 1
         try:
-            status, content = await self._post(session, "/v1/completions", body, None)
+            status, content = await self._post(session, "/v1/completions", {**body, "return_token_ids": True}, None)
         finally:
-            self.num_open -= 1
+            self.num_open[adapter] -= 1
         if status != 200:
             cause = f"status {status}: {_message(content)}"
-            if status in _BUSY:
-                raise TransientError(cause, is_connection=False)
+            was_restarted = status == 404 and adapter != ""  # so that it no longer has the adapter
+            if status in _BUSY or was_restarted:
+                raise TransientError(cause, is_connection=was_restarted)
             raise AgentError(f"the vLLM server at {self.url} refused a request: {cause}")
         answer = _json(content)
         choices: Any = answer.get("choices")

@@ -11,11 +11,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from agentsgym.agents.policy.model import fixed_rope_length, warn_of_context
+from agentsgym.agents.vllm.adapters import AdapterVersions
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.server import TransientError, VLLMServer, open_session
 from agentsgym.errors import AgentsGymError, ConfigError
@@ -72,8 +74,9 @@ class EngineWeights:
 class ServerWeights:
     """The weights of vLLM servers, which the main rank pushes through TRL's clients, one per server.
 
-    Each push sets the server's weight version, so that a restart, or a push from another run, is noticed; the weights
-    are then pushed again before the next rollouts.
+    Servers that can load adapters load them instead, if only these are trained. Each push sets the server's weight
+    version, so that a restart, or a push from another run, is noticed; the weights are then pushed again before the
+    next rollouts.
 
     Attributes:
         step: Optimizer step of the pushed weights; None if they must be pushed again.
@@ -88,6 +91,10 @@ class ServerWeights:
             tokenizer: The model's tokenizer.
             pauses: Whether servers must pause while weights are pushed, because requests are open then.
         """
+        self._adapters: AdapterVersions | None = None
+        if hasattr(generation.model, "get_base_model"):
+            self._adapters = AdapterVersions(generation, num_slots=2 if pauses else 1)
+        self._reasons: dict[str, str] = {}  # why servers need merged weights, by URL; empty if they load adapters
         self._pauses = pauses
         self.step: int | None = None
         self._generation, self._servers, self._tokenizer = generation, servers, tokenizer
@@ -105,22 +112,20 @@ class ServerWeights:
         """
         is_new, self.step = step != self.step, None
         were_lost = set(all_gather_objects([server.url for server in self._servers.servers if server.lost]))
-        error, plans = DeferredError(), list[tuple[dict[str, str], list[str]]]()
+        error, plans = DeferredError(), list[tuple[dict[str, str], list[str], bool]]()
         with error.capturing():
             if self._generation.accelerator.is_main_process:
                 plans.append(run_coroutine(self._plan(were_lost, is_new=is_new)))
-        ((lost, push),) = all_gather_objects(plans, error.first)
+        ((lost, push, with_adapters),) = all_gather_objects(plans, error.first)
         known = {one.url: one.version for one in self._servers.servers if one.url not in push}
         run_coroutine(self._servers.renew(lost, known))
+        adapters = self._adapters if with_adapters else None
+        if adapters:
+            in_use = set(all_gather_objects([*run_coroutine(self._servers.adapters_in_use())]))
+            with raise_on_all_ranks():
+                adapters.write(in_use)
         for url in push:
-            try:
-                with raise_on_all_ranks():
-                    run_coroutine(self._servers.hold(url))  # on all ranks, before the server pauses
-                with raise_on_all_ranks():
-                    self._push(url)
-                self._servers.by_url(url).step = step
-            finally:
-                run_coroutine(self._servers.release(url))
+            self._update(self._servers.by_url(url), step, adapters.folder if adapters else None)
         versions = all_gather_objects([self._versions] if plans else [])[0]
         run_coroutine(self._servers.renew(lost, versions))
         with raise_on_all_ranks():
@@ -130,14 +135,30 @@ class ServerWeights:
 
     def loaded(self, step: int) -> None:
         """Record that TRL itself has pushed the weights of this step to the first server, without a weight version."""
-        first = self._servers.servers[0]
+        self._adapters, first = None, self._servers.servers[0]
         self.step = first.step = step
         self._versions[first.url] = None
 
+    def _update(self, server: VLLMServer, step: int, folder: Path | None) -> None:
+        """Let a server load the adapters in a folder, or push merged weights, holding back its requests. Collective."""
+        error, names = DeferredError(), list[str]()
+        try:
+            with error.capturing():
+                run_coroutine(self._servers.hold(server.url))
+                if folder and self._generation.accelerator.is_main_process:
+                    names.append(self._load_adapters(server, folder))
+            adapter = "".join(all_gather_objects(names, error.first))  # requests are held back before the server pauses
+            with raise_on_all_ranks():
+                if not adapter:
+                    self._push(server.url)
+            server.adapter, server.step = adapter, step
+        finally:
+            run_coroutine(self._servers.release(server.url))
+
     # On the main rank
 
-    async def _plan(self, lost: set[str], *, is_new: bool) -> tuple[dict[str, str], list[str]]:
-        """Return why servers are skipped, by URL, and the URLs of servers that need the weights, in order."""
+    async def _plan(self, lost: set[str], *, is_new: bool) -> tuple[dict[str, str], list[str], bool]:
+        """Return why servers are skipped, the URLs of those that need the weights, and whether some load adapters."""
         missing: dict[str, str] = {}
         push: list[str] = []
         async with open_session(8) as session:
@@ -153,13 +174,13 @@ class ServerWeights:
                     self._checked.discard(server.url)
                     del self._versions[server.url]
                 if server.url not in self._checked:
-                    await self._check(server, session)
+                    await self._check(server, session, version)
                     self._checked.add(server.url)
                 if is_new or server.url not in self._versions:
                     push.append(server.url)
         for url, reason in missing.items():
             logger.warning("the vLLM server at %s is not used in this generation batch: %s", url, reason)
-        return missing, push
+        return missing, push, any(not self._reasons.get(url, "merged") for url in push)
 
     async def _read_versions(self, session: Any) -> dict[str, Any]:
         """Read each server's weight version or error; wait until one server responds, or at first until all do."""
@@ -182,8 +203,8 @@ class ServerWeights:
                 )
             await asyncio.sleep(_POLL_S)
 
-    async def _check(self, server: VLLMServer, session: Any) -> None:
-        """Reject a server with a different tokenizer; warn about a different model or a short context."""
+    async def _check(self, server: VLLMServer, session: Any, version: str | None) -> None:
+        """Reject a server with a different tokenizer, warn about others, and decide whether it loads adapters."""
         special = set(self._tokenizer.added_tokens_decoder)
         plain = [index for index in sorted(self._tokenizer.get_vocab().values()) if index not in special]
         chosen = plain[:: max(1, len(plain) // _NUM_TOKENS)]  # spread over the vocabulary
@@ -201,7 +222,8 @@ class ServerWeights:
                 f"{shown(ids, 80)}; start the server with the model that this run is training"
             )
         name = getattr(getattr(self._generation.model, "config", None), "name_or_path", "") or ""
-        if name and server.root.rstrip("/").rpartition("/")[2] != name.rstrip("/").rpartition("/")[2]:
+        differs = name and server.root.rstrip("/").rpartition("/")[2] != name.rstrip("/").rpartition("/")[2]
+        if differs:
             logger.warning(
                 "the vLLM server at %s was started with %r, but this run trains %r: the server's weights are replaced "
                 "with the trained model's, which works only if both have the same architecture",
@@ -217,15 +239,39 @@ class ServerWeights:
                 f"with --max-model-len {fixed}"
             )
         warn_of_context(f"the vLLM server at {server.url}", server.context, self._generation.max_completion_length)
+        if self._adapters is not None:
+            reason = "" if differs else await self._adapters.reason_to_merge(server, session, version, ids)
+            self._note(server.url, "it was started with another model" if differs else reason)
+
+    def _load_adapters(self, server: VLLMServer, folder: Path) -> str:
+        """Let a server load the adapters; return their name, empty if it needs merged weights."""
+        if self._reasons[server.url]:
+            return ""
+        failure = run_coroutine(self._ask(server.url, server.load_adapter, str(folder), "failed to load adapters"))
+        advice = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and access to that folder"
+        self._note(server.url, failure and f"it cannot load {folder} ({failure}): {advice}")
+        self._versions[server.url] = folder.name
+        return "" if failure else folder.name
+
+    def _note(self, url: str, reason: str) -> None:
+        """Record why a server needs merged weights; the reason is empty if it loads adapters."""
+        self._reasons[url] = reason
+        if reason:
+            logger.warning("the vLLM server at %s gets merged weights instead of adapters: %s", url, reason)
 
     def _push(self, url: str) -> None:
-        """Push the weights to one server and set its weight version; the main rank has a time limit. Collective."""
+        """Set the weight version of one server and push the weights; the main rank has a time limit. Collective.
+
+        The version is set first: if the push fails, it shows that the server's own weights may have been replaced.
+        """
         if not self._generation.accelerator.is_main_process:
             self._generation.sync_weights()
             return
         self._num_pushes += 1
         self._versions.pop(url, None)
         with self._paused(url):
+            version, set_version = f"{self._run}-{self._num_pushes}", self._servers.by_url(url).set_version
+            is_set = run_coroutine(self._ask(url, set_version, version, "failed before the weights were pushed"))
             call_within(
                 PUSH_LIMIT_S,
                 functools.partial(self._push_through_client, url),
@@ -234,8 +280,6 @@ class ServerWeights:
                 "is intact",
                 self._generation.accelerator.device,
             )
-            version, set_version = f"{self._run}-{self._num_pushes}", self._servers.by_url(url).set_version
-            is_set = run_coroutine(self._ask(url, set_version, version, "failed after the weights were pushed"))
             self._versions[url] = version if is_set else None
 
     @contextlib.contextmanager
@@ -296,7 +340,7 @@ class ServerWeights:
                 f"{sentence_of(error)}; check the server's log, and that it serves the model being trained"
             ) from error
 
-    async def _ask(self, url: str, method: Callable[..., Awaitable[bool]], argument: str, failed: str) -> bool:
+    async def _ask(self, url: str, method: Callable[..., Awaitable[Any]], argument: str, failed: str) -> Any:
         """Call a method of a server; ``failed`` is the beginning of the message of an error."""
         async with open_session(1) as session:
             try:
