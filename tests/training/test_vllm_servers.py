@@ -7,21 +7,25 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trl.trainer.grpo_trainer as trl_trainer
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from games import GuessNumber, trainer_of
+from peft import LoraConfig, get_peft_model
 from torch import multiprocessing
-from vllm_engines import BuiltGeneration, Engine, ScriptedGeneration, agent_of, scripted, session, started, wait_less
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from vllm_engines import BuiltGeneration, Engine, ScriptedGeneration, agent_of, play, scripted, started, wait_less
 from vllm_stub import StubServer, stub_server, stub_servers
 
-from agentsgym import Action, AgentError, AgentsGymError, ConfigError, GRPOEnvConfig, TurnRequest
+from agentsgym import Action, AgentsGymError, ConfigError, GRPOEnvConfig, TurnRequest
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
-from agentsgym.rollouts.driver import drive
 from agentsgym.types import StopReason
 
 
@@ -39,25 +43,6 @@ def servers() -> Iterator[list[StubServer]]:
 @pytest.fixture
 def server(servers: list[StubServer]) -> StubServer:
     return servers[0]
-
-
-def conversation(name: str, first: int, num_turns: int) -> Generator[TurnRequest, Action, dict[str, Any]]:
-    """As ``session``, with an id of its own."""
-    inner = session(first, num_turns)
-    output = None
-    while True:
-        try:
-            request = next(inner) if output is None else inner.send(output)
-            try:
-                output = yield TurnRequest(session_id=name, messages=[], token_ids=list(request.token_ids))
-            except AgentError as error:
-                inner.throw(error)
-        except StopIteration as stop:
-            return stop.value
-
-
-def play(agent: Any, num_sessions: int = 6, num_turns: int = 3, **options: Any) -> list[dict[str, Any]]:
-    return drive([conversation(f"s{i}", 5 + i, num_turns) for i in range(num_sessions)], agent, **options)
 
 
 def pushes(agent: Any) -> list[str]:
@@ -451,3 +436,110 @@ def test_each_rank_calls_the_servers_itself_and_the_first_alone_pushes(
     assert "ZeroDivisionError" in first["refused"]
     assert "rank 0 of the run failed" in second["refused"]
     assert [len(server.completions) for server in servers] == [15, 15]  # of 6 + 2 + 2 sessions of 3 turns
+
+
+REPLICAS = {"parallel_config": {"data_parallel_size": 2}}
+
+
+@pytest.fixture
+def loading(servers: list[StubServer], monkeypatch: pytest.MonkeyPatch) -> list[StubServer]:
+    """The servers, which can load adapters; what they sample is scripted, and so not compared."""
+    monkeypatch.setattr("agentsgym.agents.vllm.adapters._MAX_GAP", math.inf)
+    for server in servers:
+        server.config = {"lora_config": {"max_loras": 1 + (server is servers[1])}}
+    return servers
+
+
+def adapting(urls: list[str], accelerator: Any = None, **options: Any) -> Any:
+    """The agent of a model with adapters, the same on each rank; they are sharded if there are several."""
+    generation = ScriptedGeneration(
+        Engine(), "server", server_base_url=urls[0], server_timeout=5.0, accelerator=accelerator
+    )
+    torch.manual_seed(1)
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model: Any = get_peft_model(generation.model, lora)
+    generation.model, weights = model, {name: one.clone() for name, one in model.state_dict().items()}
+    if accelerator is not None:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        accelerator.state._shared_state["distributed_type"] = DistributedType.FSDP
+    agent = generation.agent(server_urls=urls, **options)
+    agent.adapters = {name.replace(".default.", "."): one for name, one in weights.items() if ".lora_" in name}
+    return agent
+
+
+def assert_loaded(server: StubServer, adapters: dict[str, torch.Tensor]) -> None:
+    ((name, loaded),) = server.adapters.items()
+    assert name == server.version
+    torch.testing.assert_close(loaded, adapters, atol=0, rtol=0)
+
+
+def test_a_restarted_server_loads_adapters_again_and_is_not_called_before(loading: list[StubServer]) -> None:
+    agent = adapting([server.url for server in loading])
+    agent.prepare(started(0))
+    loading[0].stop()
+    loading[0].start()
+    assert all(one["fault"] is None for one in play(agent))  # the other server answers
+    assert {requested["model"] for requested in loading[1].completions[-6 * 3 :]} == {loading[1].version}
+    agent.prepare(started(0))
+    for server in loading:
+        assert_loaded(server, agent.adapters)
+    assert pushes(agent) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"config": {}}, {}, "it was started without --enable-lora"),
+        ({}, {"pauses": True}, "its --max-loras is below 2"),
+        ({"config": {"lora_config": {"max_loras": 1}} | REPLICAS}, {}, "one of its 2 data-parallel replicas"),
+        ({"loads_adapters": False}, {}, "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+        ({"version": "other"}, {}, "its own weights were replaced (version 'other')"),
+    ],
+)
+def test_a_server_that_cannot_load_adapters_gets_merged_weights_and_the_other_does_not(
+    changes: dict[str, Any], options: dict[str, Any], sentence: str, loading: list[StubServer], caplog: Any
+) -> None:
+    agent = adapting([server.url for server in loading], **options)
+    for name, value in changes.items():
+        setattr(loading[0], name, value)
+    for step in range(2):
+        agent.prepare(started(step))
+    assert all(one["fault"] is None for one in play(agent))
+    assert pushes(agent) == [loading[0].url] * 2
+    models = [{requested["model"] for requested in server.completions[-9:]} for server in loading]
+    assert models == [{"tiny"}, {loading[1].version}]
+    assert caplog.text.count("gets merged weights instead of adapters") == 1
+    assert sentence in caplog.text
+
+
+def test_no_adapters_are_loaded_where_trl_pushes_merged_weights(loading: list[StubServer]) -> None:
+    agent = adapting([loading[0].url])
+    agent.weights_loaded(0)
+    for step in range(2):
+        agent.prepare(started(step))
+    assert (pushes(agent), loading[0].adapters) == ([loading[0].url], {})
+
+
+def rank_with_adapters(rank: int, folder: str, port: int, urls: list[str]) -> None:
+    """Play with adapters that FSDP2 shards over two ranks."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    accelerator = Accelerator(cpu=True)
+    agent = adapting(urls, accelerator)
+    agent.prepare(started(0))
+    faults = [one["fault"] for one in play(agent)]
+    torch.save({"faults": faults, "pushes": pushes(agent), "adapters": agent.adapters}, Path(folder, f"{rank}.pt"))
+    accelerator.end_training()
+
+
+def test_sharded_adapters_are_gathered_and_every_rank_names_them(loading: list[StubServer], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = (str(tmp_path), port, [server.url for server in loading])
+    multiprocessing.start_processes(rank_with_adapters, arguments, nprocs=2, start_method="spawn")
+    for rank in range(2):
+        results = torch.load(tmp_path / f"{rank}.pt")
+        assert (results["faults"], results["pushes"]) == ([None] * 6, [])
+        for server in loading:
+            assert_loaded(server, results["adapters"])
+    assert {requested["model"] for server in loading for requested in server.completions} == {loading[0].version}

@@ -250,6 +250,26 @@ def session(first: int, num_turns: int, room: int | None = None) -> Generator[Tu
     return {"output": output, "wanted": wanted, "fault": None}
 
 
+def conversation(name: str, first: int, num_turns: int) -> Generator[TurnRequest, Action, dict[str, Any]]:
+    """As ``session``, with an id of its own."""
+    inner = session(first, num_turns)
+    output = None
+    while True:
+        try:
+            request = next(inner) if output is None else inner.send(output)
+            try:
+                output = yield TurnRequest(session_id=name, messages=[], token_ids=list(request.token_ids))
+            except AgentError as error:
+                inner.throw(error)
+        except StopIteration as stop:
+            return stop.value
+
+
+def play(agent: Any, num_sessions: int = 6, num_turns: int = 3, **options: Any) -> list[dict[str, Any]]:
+    """Play conversations about nothing."""
+    return drive([conversation(f"s{i}", 5 + i, num_turns) for i in range(num_sessions)], agent, **options)
+
+
 # Turns of each session, on rank 0 and on rank 1.
 UNEVEN = ([1, 3], [5, 2, 2])
 MEETINGS: dict[str, Any] = {

@@ -7,9 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from safetensors.torch import load_file
 
 Script = Callable[[list[int]], list[int]]
 
@@ -31,6 +33,9 @@ class StubServer:
         self.hangs: set[str] = set()  # paths that never answer
         self.num_hung_up = 0
         self.knows_pauses = True
+        self.config: dict[str, Any] = {}  # vLLM's
+        self.loads_adapters = True
+        self.adapters: dict[str, dict[str, Any]] = {}  # their tensors, by name
         self.events: list[str] = []  # pauses, marks and resumptions, in order
         self.num_open = self.most_open = 0
         self._loop: asyncio.AbstractEventLoop
@@ -44,7 +49,7 @@ class StubServer:
 
     def start(self) -> None:
         """Begin, or begin again as a new process would: with the weights of its checkpoint."""
-        self.version = "default"
+        self.version, self.adapters = "default", {}
         self._running = asyncio.Event()
         self._running.set()
         self._loop = asyncio.new_event_loop()
@@ -68,6 +73,9 @@ class StubServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_get("/server_info", self._server_info)
+        app.router.add_post("/v1/load_lora_adapter", self._load)
+        app.router.add_post("/v1/unload_lora_adapter", self._unload)
         if self.knows_marks:
             app.router.add_get("/weight_info", self._weight_info)
             app.router.add_post("/update_weight_version", self._mark)
@@ -105,6 +113,20 @@ class StubServer:
             return web.json_response({"error": "no tokenizer"}, status=400)
         return web.json_response({"tokens": self.encode(text), "max_model_len": self.context})
 
+    async def _server_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"vllm_config": self.config})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if not self.loads_adapters:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        self.adapters[body["lora_name"]] = load_file(Path(body["lora_path"], "adapter_model.safetensors"))
+        return web.json_response({})
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        self.adapters.pop((await request.json())["lora_name"], None)
+        return web.json_response({})
+
     async def _weight_info(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.version})
 
@@ -130,6 +152,8 @@ class StubServer:
         if fault == "hang up":
             request.transport.abort()
             return web.Response()
+        if body["model"] not in ("tiny", *self.adapters):
+            fault = 404
         if isinstance(fault, int):
             return web.json_response({"error": {"message": f"scripted {fault}"}}, status=fault)
         self.num_open += 1
@@ -145,8 +169,8 @@ class StubServer:
         return web.json_response(fault if isinstance(fault, dict) else self._answer(body))
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        ids = ended(self.script(body["prompt"]), body["stop_token_ids"], body["max_tokens"])
-        is_ended = ids[-1] in body["stop_token_ids"]
+        ids = ended(self.script(body["prompt"]), body.get("stop_token_ids", []), body["max_tokens"])
+        is_ended = ids[-1] in body.get("stop_token_ids", [])
         choice = {
             "index": 0,
             "text": "",

@@ -62,7 +62,12 @@ class DeadlyGame(TwentyQuestionsEnv):
 
 
 def trainer_of(
-    env_class: type[TwentyQuestionsEnv], model_folder: Path, folder: Path, servers: list[Server], **changes: Any
+    env_class: type[TwentyQuestionsEnv],
+    model_folder: Path,
+    folder: Path,
+    servers: list[Server],
+    peft_config: Any = None,
+    **changes: Any,
 ) -> GRPOEnvTrainer:
     args = GRPOEnvConfig(
         output_dir=str(folder),
@@ -87,7 +92,7 @@ def trainer_of(
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     env = env_class(AutoTokenizer.from_pretrained(model_folder), GAME)
     dataset = Dataset.from_list([{"task_data": {"solution": name, "seed": 0}} for name in DEMO_OBJECTS[:8]])
-    return GRPOEnvTrainer(model, env, args, train_dataset=dataset)
+    return GRPOEnvTrainer(model, env, args, train_dataset=dataset, peft_config=peft_config)
 
 
 def gaps(records: list[Any], model: Any, weights: dict[int, Any]) -> list[float]:

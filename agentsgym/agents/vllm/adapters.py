@@ -6,12 +6,11 @@ keep the version that they began with, so no server pauses.
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 import tempfile
+import uuid
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,17 +26,13 @@ _PREFIX: Final = "agentsgym-adapters-"  # of versions; a server that has loaded 
 _MAX_GAP: Final = 0.1  # nats, the mean over some tokens; rounding to bfloat16 causes about 0.02
 _PLAIN: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0}
 _OPTIONS: Final = {  # of LoRA, which servers follow, or which concern only training
-    *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
-    *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "layers_to_transform"),
+    *("r", "lora_alpha", "use_rslora", "lora_dropout", "init_lora_weights", "target_modules", "exclude_modules"),
 }
 
 
 class AdapterVersions:
-    """The versions of the trained adapters, each in a folder under ``TMPDIR`` until no request uses it any more.
-
-    Attributes:
-        folder: The folder of the last version, with the version's name.
-    """
+    """Versions of the trained adapters, each in a folder under ``TMPDIR`` with its name, of which the last is known."""
 
     def __init__(self, generation: Any, *, num_slots: int) -> None:
         """Set up for TRL's ``VLLMGeneration`` of a ``PeftModel``; requests use ``num_slots`` versions at once."""
@@ -45,37 +40,29 @@ class AdapterVersions:
         self._model: Any = generation.accelerator.unwrap_model(generation.model)
         self.folder = self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))
         weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
-        self._numbers = itertools.count(1)
 
     async def reason_to_merge(self, server: VLLMServer, session: Any, version: str | None, prompt: list[int]) -> str:
-        """Return why a server that has just started needs merged weights; empty if it can load the adapters.
-
-        The log-probabilities of its answer to ``prompt`` are compared with the model's, unless that is sharded.
-        """
+        """Return why a server that was started needs merged weights; empty if its weights are those under adapters."""
         config = await server.read_config(session)
-        lora: Mapping[str, Any] = config.get("lora_config") or {}
-        rank = max(getattr(one, "r", 0) for one in self._model.peft_config.values())
-        is_untouched = str(version).startswith(("default", _PREFIX))
+        lora: dict[str, Any] = config.get("lora_config") or {}
+        replicas = config.get("parallel_config", {}).get("data_parallel_size", 1)
         checks = [
             (bool(lora), "it was started without --enable-lora"),
-            (lora.get("max_lora_rank", 0) >= rank, f"its --max-lora-rank is below {rank}"),
             (lora.get("max_loras", 0) >= self._num_slots, f"its --max-loras is below {self._num_slots}"),
             (not lora.get("target_modules"), "its --lora-target-modules may leave some out"),
-            (config["parallel_config"]["data_parallel_size"] == 1, "only one of its data-parallel replicas gets them"),
-            (is_untouched, f"its own weights were replaced (their version is {version!r})"),
+            (replicas == 1, f"only one of its {replicas} data-parallel replicas would load them"),
+            (str(version).startswith(("default", _PREFIX)), f"its own weights were replaced (version {version!r})"),
         ]
         reason = next((reason for is_met, reason in checks if not is_met), "") or self._unservable()
         if reason or is_sharded(self._accelerator):
             return reason
-        fields = {**_PLAIN, "model": server.model, "ignore_eos": True}
-        answer = await server.complete(session, prompt, 64, fields)
+        answer = await server.complete(session, prompt, 64, {**_PLAIN, "model": server.model, "ignore_eos": True})
         ids = torch.tensor([[*prompt, *answer.token_ids]], device=self._accelerator.device)
         with torch.no_grad(), evaluation_mode(self._model), self._model.disable_adapter():
             table = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
         own = table.gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0].cpu()
         gap = (own - torch.tensor(answer.logprobs)).abs().mean().item()
-        different = f"its weights are not the run's: log-probabilities differ by {gap:.2g} on average"
-        return "" if gap <= _MAX_GAP else different
+        return "" if gap <= _MAX_GAP else f"log-probabilities of its own weights differ by {gap:.2g} on average"
 
     def _unservable(self) -> str:
         """Return why servers with the adapters would not serve the trained model; empty if they would."""
@@ -95,14 +82,13 @@ class AdapterVersions:
         adapter, tensors = self._model.active_adapters[0], dict[str, torch.Tensor]()
         for name, parameter in self._model.named_parameters():
             if ".lora_" in name and f".{adapter}." in name:
-                tensor = parameter.detach().to(self._accelerator.device)
-                whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # FSDP2 shards it
-                saved = name.replace("_checkpoint_wrapped_module.", "").replace(f".{adapter}.", ".")
-                tensors[saved] = whole.cpu().contiguous()
+                whole: Any = parameter.detach().to(self._accelerator.device)
+                whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole  # FSDP2 shards it
+                tensors[name.replace("_checkpoint_wrapped_module.", "").replace(f".{adapter}.", ".")] = whole.cpu()
         if self._accelerator.is_main_process:
             for folder in self._root.iterdir():
                 if folder.name not in in_use:
                     shutil.rmtree(folder, ignore_errors=True)
-            self.folder = self._root / f"{self._root.name}-{next(self._numbers)}"
+            self.folder = self._root / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
             self._model.peft_config[adapter].save_pretrained(self.folder)
             save_file(tensors, self.folder / "adapter_model.safetensors")

@@ -103,10 +103,6 @@ class VLLMServers:
             if gone is not None and gone.done() and not server.lost:
                 del self._gone[server.url]
 
-    async def adapters_in_use(self) -> set[str]:
-        """Return the names of the adapters that open or further requests use."""
-        return {name for server in self.servers for name in (server.adapter, *+server.num_open)}
-
     async def hold(self, url: str) -> None:
         """Hold back further requests to a server; open ones continue."""
         self.by_url(url).can_send.clear()

@@ -68,7 +68,6 @@ class VLLMServer:
         can_send: Event that is cleared to hold back requests while weights are pushed.
         lost: Why no more requests are sent to it; empty if it is in use.
         num_sessions: Number of sessions assigned to it.
-        num_open: Number of open requests by the name of their adapter.
     """
 
     def __init__(self, url: str) -> None:
@@ -125,14 +124,14 @@ class VLLMServer:
 
     async def load_adapter(self, session: ClientSession, folder: str) -> str:
         """Let it load an adapter named as its folder, and forget the last but one; return why it cannot, or ""."""
-        name = folder.rpartition("/")[2]
-        body = {"lora_name": name, "lora_path": folder}
-        status, content = await self._post(session, "/v1/load_lora_adapter", body, None)
+        body = {"lora_name": folder.rpartition("/")[2], "lora_path": folder}
+        status, content = await self._post(session, "/v1/load_lora_adapter", body, 20 * ANSWER_S)
         if status != 200:
-            return f"status {status}: {_message(content)}"
+            advice = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and access to that folder"
+            return f"it cannot load {folder} (status {status}: {_message(content)}): {advice}"
         await self._post(session, "/v1/unload_lora_adapter", {"lora_name": self._previous}, ANSWER_S)
         self._previous = self.adapter
-        await self.set_version(session, name)
+        await self.set_version(session, body["lora_name"])
         return ""
 
     async def switch(self, session: ClientSession, command: str) -> bool:
@@ -152,11 +151,11 @@ class VLLMServer:
         await self.can_send.wait()
         step, adapter = self.step, self.adapter
         body = {"model": adapter or self.model, **fields, "prompt": prompt, "max_tokens": max_tokens}
-        self.num_open[adapter] += 1
+        self.num_open += Counter([adapter])
         try:
             status, content = await self._post(session, "/v1/completions", {**body, "return_token_ids": True}, None)
         finally:
-            self.num_open[adapter] -= 1
+            self.num_open -= Counter([adapter])
         if status != 200:
             cause = f"status {status}: {_message(content)}"
             was_restarted = status == 404 and adapter != ""  # so that it no longer has the adapter

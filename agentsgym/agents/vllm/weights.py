@@ -74,9 +74,8 @@ class EngineWeights:
 class ServerWeights:
     """The weights of vLLM servers, which the main rank pushes through TRL's clients, one per server.
 
-    Servers that can load adapters load them instead, if only these are trained. Each push sets the server's weight
-    version, so that a restart, or a push from another run, is noticed; the weights are then pushed again before the
-    next rollouts.
+    Each push sets the server's weight version, so that a restart, or a push from another run, is noticed; the weights
+    are then pushed again before the next rollouts. Servers that can load adapters load these instead.
 
     Attributes:
         step: Optimizer step of the pushed weights; None if they must be pushed again.
@@ -91,9 +90,8 @@ class ServerWeights:
             tokenizer: The model's tokenizer.
             pauses: Whether servers must pause while weights are pushed, because requests are open then.
         """
-        self._adapters: AdapterVersions | None = None
-        if hasattr(generation.model, "get_base_model"):
-            self._adapters = AdapterVersions(generation, num_slots=2 if pauses else 1)
+        has_adapters = hasattr(generation.model, "get_base_model")
+        self._adapters = AdapterVersions(generation, num_slots=2 if pauses else 1) if has_adapters else None
         self._reasons: dict[str, str] = {}  # why servers need merged weights, by URL; empty if they load adapters
         self._pauses = pauses
         self.step: int | None = None
@@ -121,11 +119,11 @@ class ServerWeights:
         run_coroutine(self._servers.renew(lost, known))
         adapters = self._adapters if with_adapters else None
         if adapters:
-            in_use = set(all_gather_objects([*run_coroutine(self._servers.adapters_in_use())]))
+            in_use = all_gather_objects([one for it in self._servers.servers for one in (it.adapter, *it.num_open)])
             with raise_on_all_ranks():
-                adapters.write(in_use)
+                adapters.write(set(in_use))
         for url in push:
-            self._update(self._servers.by_url(url), step, adapters.folder if adapters else None)
+            self._update(self._servers.by_url(url), step, adapters)
         versions = all_gather_objects([self._versions] if plans else [])[0]
         run_coroutine(self._servers.renew(lost, versions))
         with raise_on_all_ranks():
@@ -139,14 +137,14 @@ class ServerWeights:
         self.step = first.step = step
         self._versions[first.url] = None
 
-    def _update(self, server: VLLMServer, step: int, folder: Path | None) -> None:
-        """Let a server load the adapters in a folder, or push merged weights, holding back its requests. Collective."""
+    def _update(self, server: VLLMServer, step: int, adapters: AdapterVersions | None) -> None:
+        """Let a server load the adapters, or push merged weights, while its requests are held back. Collective."""
         error, names = DeferredError(), list[str]()
         try:
             with error.capturing():
                 run_coroutine(self._servers.hold(server.url))
-                if folder and self._generation.accelerator.is_main_process:
-                    names.append(self._load_adapters(server, folder))
+                if adapters and self._generation.accelerator.is_main_process:
+                    names.append(self._load_adapters(server, adapters.folder))
             adapter = "".join(all_gather_objects(names, error.first))  # requests are held back before the server pauses
             with raise_on_all_ranks():
                 if not adapter:
@@ -174,7 +172,10 @@ class ServerWeights:
                     self._checked.discard(server.url)
                     del self._versions[server.url]
                 if server.url not in self._checked:
-                    await self._check(server, session, version)
+                    try:
+                        await self._check(server, session, version)
+                    except TransientError as error:
+                        raise AgentsGymError(f"the vLLM server at {server.url} cannot be used: {error}") from error
                     self._checked.add(server.url)
                 if is_new or server.url not in self._versions:
                     push.append(server.url)
@@ -210,11 +211,8 @@ class ServerWeights:
         chosen = plain[:: max(1, len(plain) // _NUM_TOKENS)]  # spread over the vocabulary
         text = " ".join(str(self._tokenizer.decode([index])) for index in chosen)
         ids = list(self._tokenizer.encode(text, add_special_tokens=False))
-        try:
-            await server.read_model(session)
-            theirs = await server.encode(session, text)
-        except TransientError as error:
-            raise AgentsGymError(f"the vLLM server at {server.url} cannot be used: {error}") from error
+        await server.read_model(session)
+        theirs = await server.encode(session, text)
         if theirs is not None and theirs != ids:
             raise ConfigError(
                 f"the vLLM server at {server.url} serves {server.root!r} with a tokenizer that differs from the "
@@ -244,14 +242,12 @@ class ServerWeights:
             self._note(server.url, "it was started with another model" if differs else reason)
 
     def _load_adapters(self, server: VLLMServer, folder: Path) -> str:
-        """Let a server load the adapters; return their name, empty if it needs merged weights."""
-        if self._reasons[server.url]:
-            return ""
-        failure = run_coroutine(self._ask(server.url, server.load_adapter, str(folder), "failed to load adapters"))
-        advice = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and access to that folder"
-        self._note(server.url, failure and f"it cannot load {folder} ({failure}): {advice}")
-        self._versions[server.url] = folder.name
-        return "" if failure else folder.name
+        """Let a server load the adapters in a folder; return their name, empty if it needs merged weights."""
+        if not self._reasons[server.url]:
+            reason = run_coroutine(self._ask(server.url, server.load_adapter, str(folder), "failed to load adapters"))
+            self._note(server.url, reason)
+            self._versions[server.url] = folder.name
+        return "" if self._reasons[server.url] else folder.name
 
     def _note(self, url: str, reason: str) -> None:
         """Record why a server needs merged weights; the reason is empty if it loads adapters."""
@@ -260,16 +256,14 @@ class ServerWeights:
             logger.warning("the vLLM server at %s gets merged weights instead of adapters: %s", url, reason)
 
     def _push(self, url: str) -> None:
-        """Set the weight version of one server and push the weights; the main rank has a time limit. Collective.
-
-        The version is set first: if the push fails, it shows that the server's own weights may have been replaced.
-        """
+        """Push the weights to one server and set its weight version; the main rank has a time limit. Collective."""
         if not self._generation.accelerator.is_main_process:
             self._generation.sync_weights()
             return
         self._num_pushes += 1
         self._versions.pop(url, None)
         with self._paused(url):
+            # First, since a push that fails may also have replaced weights.
             version, set_version = f"{self._run}-{self._num_pushes}", self._servers.by_url(url).set_version
             is_set = run_coroutine(self._ask(url, set_version, version, "failed before the weights were pushed"))
             call_within(
