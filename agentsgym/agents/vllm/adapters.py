@@ -27,7 +27,7 @@ _MAX_GAP: Final = 0.1  # nats, the mean over some tokens; rounding to bfloat16 c
 _PLAIN: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0}
 _OPTIONS: Final = {  # of LoRA, which servers follow, or which concern only training
     *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "layers_to_transform"),
-    *("r", "lora_alpha", "use_rslora", "lora_dropout", "init_lora_weights", "target_modules", "exclude_modules"),
+    *("r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules", "layers_pattern"),
 }
 
 
@@ -71,7 +71,7 @@ class AdapterVersions:
         if others or config.peft_type != "LORA" or zero_stage(self._accelerator) == 3:
             return "they must be the one LoRA adapter of a model that ZeRO-3 does not shard"
         for option, value in type(config)().to_dict().items():
-            if option not in _OPTIONS and getattr(config, option, value) != value:
+            if option not in _OPTIONS and getattr(config, option, value) not in (value, False, "gaussian"):
                 return f"not all servers follow {option}={shown(getattr(config, option))}"
         served = re.compile(rf"(?!.*\blm_head\b).*\.lora_[AB]\.{name}\.weight")
         trained = [name for name, parameter in self._model.named_parameters() if parameter.requires_grad]

@@ -158,9 +158,8 @@ class VLLMServer:
             self.num_open -= Counter([adapter])
         if status != 200:
             cause = f"status {status}: {_message(content)}"
-            was_restarted = status == 404 and adapter != ""  # so that it no longer has the adapter
-            if status in _BUSY or was_restarted:
-                raise TransientError(cause, is_connection=was_restarted)
+            if status in _BUSY or (status == 404 and adapter):  # restarted, it no longer has the adapter
+                raise TransientError(cause, is_connection=status == 404)
             raise AgentError(f"the vLLM server at {self.url} refused a request: {cause}")
         answer = _json(content)
         choices: Any = answer.get("choices")
