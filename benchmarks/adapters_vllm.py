@@ -4,7 +4,7 @@ SmolLM2-135M with random LoRA adapters of rank 16 on all linear layers. Everythi
 seconds are those of the server's processes and, for pushes, also the trainer's. On a CPU, merged weights reach the
 server in a file, not over NCCL. Base weights drift as TRL merges and unmerges adapters in bfloat16.
 
-    cd tests/with_vllm && PYTHONPATH=../.. python -m benchmarks.adapters_vllm
+    cd tests/with_vllm && PYTHONPATH=../.. python -m benchmarks.adapters_vllm [drift] [served]
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -76,7 +77,7 @@ def cost(server: Server, call: Callable[[], Any]) -> float:
     return cpu_s(server) + time.process_time() - before
 
 
-def sample(agent: Any, model_name: str = "", *, num_requests: int = 16, num_tokens: int = 32) -> None:
+def sample(agent: Any, model_name: str = "", *, num_requests: int = 16, num_tokens: int = 16) -> None:
     """Sample so many tokens for each of so many prompts at once."""
     (one,) = agent._engine.servers
     fields = {"temperature": 1.0, "ignore_eos": True, "logprobs": 0, **({"model": model_name} if model_name else {})}
@@ -155,6 +156,7 @@ def drift() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    figures = {**drift(), **served()}
-    print(figures)
-    record(Path(__file__).parent / "results", "adapters_vllm", figures, [0], None)
+    for part in sys.argv[1:] or ["drift", "served"]:
+        figures = drift() if part == "drift" else served()
+        print(figures, flush=True)
+        record(Path(__file__).parent / "results", f"adapters_{part}", figures, [0], None)

@@ -88,12 +88,12 @@ def test_a_turn_bears_the_version_that_sampled_its_first_token_also_where_it_was
         server.events.clear()
         server.completions.clear()
     with getting_weights(agent, 1) as let_go:
-        wait_until(lambda: servers[0].events == ["pause keep, clear_cache=true"])
+        wait_until(lambda: servers[0].events == ["pause keep, clear_cache=true", "mark"])
         in_pause = query(agent, "first")
         assert query(agent, "second").result(10).policy_version == 0  # its server has the older weights
         assert servers[0].completions == []
         let_go()
-        wait_until(lambda: len(servers[1].events) == 1)
+        wait_until(lambda: len(servers[1].events) == 2)
         assert in_pause.result(10).policy_version == 1
         assert query(agent, "first").result(10).policy_version == 1  # before all servers have them
         late = query(agent, "second")
