@@ -233,5 +233,7 @@ def sharing(setup: Setup, one: tuple[bool, str], other: tuple[bool, str]) -> Gen
 
 def sharing_rows(setup: Setup, _: Path) -> Rows:
     """Shared prefixes; on a GPU, the kernel that they need computes in half precision alone."""
-    rows = {name: sharing(setup, (True, name), (False, name)) for name in PRECISIONS}
+    rows: dict[str, Any] = {name: sharing(setup, (True, name), (False, name)) for name in PRECISIONS}
+    if setup.device == "cuda":
+        rows["float32"] = "no kernel attends to several rows in float32"
     return rows | {"bfloat16 and float32, both without": sharing(setup, (False, "bfloat16"), (False, "float32"))}

@@ -153,7 +153,6 @@ class Exchange:
         """Begin a turn of a state, and make the request for its action, of at most ``room`` tokens."""
         conversation, transcript = self.conversation, self.conversation.transcript
         messages = transcript.prompt_messages
-        conversation.last_messages = []
         self._episode, self._prompt, self._num_shown = episode, self.prompt_messages(), len(messages)
         if self._describes_states:
             key = as_hashable("_state_key", call_environment(self.env._state_key, state))

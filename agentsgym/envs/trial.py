@@ -188,6 +188,7 @@ class Trial:
                 if room is not None and room <= 0:
                     stop_reason = StopReason.MAX_TOKENS
                     break
+                conversation.last_messages = []
                 action = exchange.record((yield exchange.request(state, episode, room)), room)
                 outcome = self._step(state, action, scores, is_practice=is_practice)
             rewards.append(outcome.reward)

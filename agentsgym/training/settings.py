@@ -268,9 +268,9 @@ class EnvSettings:
             observation tokens between the turns of a rollout; 0 for none. A number, or a dict of weights by the role of
             the observation's message, such as ``{"tool": 0.05}``; JSON from a command line.
         max_turn_tokens: Token budget of one turn.
-        merge_adapters_for_sampling: Whether to sample with PEFT's adapters merged into copies of the weights, which are
-            made anew for each generation batch, where memory allows. It is faster, most of all on a GPU; by default,
-            the loss then corrects for the rounding of merged weights.
+        merge_adapters_for_sampling: Whether to sample with PEFT's adapters merged into copies of the weights, made anew
+            for each generation batch, if they fit into the memory that is free before training. It is faster, most of
+            all on a GPU; by default, the loss then corrects for the rounding of merged weights.
         stop_strings: Texts that end a turn like its end-of-turn token; their tokens stay in the turn.
         drift_interval: Number of generation batches between comparisons of the sampler's log-probabilities with the
             trained model's (the metrics ``sampling/…``), at the cost of one scoring pass unless the loss needs it

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LNTuningConfig, LoraConfig, get_peft_model
 from policy_sessions import TOKENIZER, Session, new_model, play
 
 from agentsgym import ConfigError, PolicyAgent, SamplingParams
@@ -111,6 +111,29 @@ def test_what_cannot_be_merged_is_named(adapter: dict[str, Any], message: str) -
     model = get_peft_model(base, LoraConfig(r=4, init_lora_weights=False, **adapter))
     with pytest.raises(ConfigError, match=message):
         conversations(merged(model), 1)
+
+
+@pytest.mark.filterwarnings("ignore:Unsupported layer type")
+def test_adapters_that_exchange_modules_are_refused_and_left_in_place() -> None:
+    config = LNTuningConfig(task_type="CAUSAL_LM", target_modules=["input_layernorm"])
+    model = get_peft_model(new_model("llama"), config).eval()
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    with pytest.raises(ConfigError, match=r"cannot be merged for sampling: it would exchange modules; set merge"):
+        conversations(merged(model), 1)
+    assert [name for name, weight in model.named_parameters() if weight.requires_grad] == trained
+
+
+def test_without_its_adapters_the_model_is_sampled_as_it_is_and_with_them_again_merged() -> None:
+    model = adapted()
+    agent, sessions = merged(model, temperature=0), [Session(0)]
+    play(agent, sessions, 4)
+    with model.disable_adapter():
+        plain, others = PolicyAgent(model, TOKENIZER, sampling=SamplingParams(temperature=0)), [Session(1)]
+        theirs = [Session(1)]
+        for _ in range(3):
+            assert play(agent, others, 4)[0].token_ids == play(plain, theirs, 4)[0].token_ids
+    agent.finish()
+    assert conversations(agent)[:3] == conversations(merged(adapted(), temperature=0))[:3]
 
 
 def test_merged_weights_that_are_not_finite_end_the_run_with_the_cause() -> None:

@@ -174,3 +174,19 @@ def test_a_last_message_that_is_not_reproducible_is_found_by_the_contract_test()
     with pytest.raises(ContractError, match=r"turn 1: the observation was 'Said 1 times\.' and then 'Said "):
         check_env(Changing(TOKENIZER), tasks=tasks(2), agent=ScriptedAgent(["2"], repeat_last=True))
     check_env(Telling(TOKENIZER), tasks=tasks(2), agent=ScriptedAgent(["2"], repeat_last=True))
+
+
+def test_it_stays_where_a_note_was_written_and_the_next_episode_has_no_room() -> None:
+    class Over(Telling):
+        def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+            return "obs" + "x" * (5 if step else 45)
+
+        def _last_message(self, state: dict[str, Any]) -> str:
+            return "OVER"
+
+    config: dict[str, Any] = {"episodes_per_trial": 3, "keep_history": True, "history": "summarize"}
+    config |= {"summarize_over_tokens": 60, "summary_prompt": "Note.", "max_steps_per_episode": 2}
+    config |= {"error_allowance": 9, "max_trajectory_tokens": 120}
+    trajectory = play(Over(TOKENIZER, config), "aaaaaaaaaa")
+    assert trajectory.stop_reason is StopReason.MAX_TOKENS
+    assert [one["content"] for one in trajectory.messages[-3:]] == ["Note.", "aaaaaaaaaa", "OVER"]

@@ -489,7 +489,8 @@ def test_a_restarted_server_loads_adapters_again_and_is_not_called_before(loadin
 @pytest.mark.parametrize(
     ("changes", "options", "sentence"),
     [
-        ({"config": {}}, {}, "it was started without --enable-lora"),
+        ({"config": {}}, {}, "start it with VLLM_SERVER_DEV_MODE=1"),
+        ({"config": {"parallel_config": {}}}, {}, "it was started without --enable-lora"),
         ({}, {"pauses": True}, "its --max-loras is below 2"),
         ({"config": {"lora_config": {"max_loras": 1}} | REPLICAS}, {}, "one of its 2 data-parallel replicas"),
         ({"loads_adapters": False}, {}, "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),

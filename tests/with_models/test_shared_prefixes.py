@@ -1,5 +1,6 @@
 """Every family whose rows are packed where they begin alike is computed as each row alone is."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_every_recurrent_family_is_tried_and_none_is_packed_without_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert {*map(type_of, RECURRENT)} == {*shared_prefix.RECURRENT}
-    monkeypatch.setattr(shared_prefix, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "tree_recurrence", None)
     assert not any(can_share(build(name)) for name in RECURRENT)
 
 

@@ -96,12 +96,14 @@ def _attend_at_once(  # noqa: PLR0913  # TRL's names for a tree
     """Attend to a tree by one kernel, over gathered keys, in the half precision of the values."""
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # absent from older versions
 
-    # With autocast, rotated queries and keys may be float32.
-    queries, keys, values = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
+    # With autocast, rotated queries and keys may be float32. What all rows behind a token add to its gradient is summed
+    # in float32, too.
+    queries, *shared = (states[0].transpose(0, 1) for states in (query, key, value))
+    keys, values = (states.float()[tree_kv_index].to(value.dtype) for states in shared)
     sizes = tree_cu_seqlens_q, tree_cu_seqlens_k, tree_max_seqlen_q, tree_max_seqlen_k
     window = (-1 if sliding_window is None else sliding_window - 1, 0)  # to the left, and to the right
     options: dict[str, Any] = {"scale": scaling, "window_size": window, "enable_gqa": True}
-    output: Any = varlen_attn(queries, keys[tree_kv_index], values[tree_kv_index], *sizes, **options)
+    output: Any = varlen_attn(queries.to(value.dtype), keys, values, *sizes, **options)
     return output[None]
 
 

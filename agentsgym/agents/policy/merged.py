@@ -70,7 +70,12 @@ class MergedPolicyAgent(PolicyAgent):
     @contextlib.contextmanager
     def _inference(self) -> Generator[None]:
         with super()._inference():
-            versions = super()._versions()
+            is_off = any(layer.disable_adapters for layer in self._layers)
+            versions = [*super()._versions(), (hash((*self._layers[0].active_adapters, is_off)), 0)]
+            if is_off:  # PEFT would unmerge the copies in place
+                self._merged, self._merged_from = [], versions
+                yield
+                return
             if not self._merged or versions != self._merged_from:
                 self._merged, self._merged_from = self._merge(), versions
             with self._restored():
@@ -86,6 +91,10 @@ class MergedPolicyAgent(PolicyAgent):
             try:
                 for layer in self._layers:
                     layer.merge(safe_merge=True)  # replaces the data of a weight, and leaves the tensor as it is
+                if [*map(id, adapted_weights(self.model))] != [*map(id, self._adapted)]:
+                    for layer in self._layers:
+                        layer.unmerge()
+                    raise NotImplementedError("it would exchange modules")  # noqa: TRY301
             except (NotImplementedError, RuntimeError, ValueError) as error:
                 text = f"the adapters cannot be merged for sampling: {sentence_of(error)}"
                 raise ConfigError(f"{text}; set merge_adapters_for_sampling=False") from error

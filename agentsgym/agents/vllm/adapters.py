@@ -6,6 +6,7 @@ keep the version that they began with, so no server pauses.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import tempfile
@@ -19,11 +20,13 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 
 from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.agents.policy.sharded import is_sharded, zero_stage
-from agentsgym.agents.vllm.server import VLLMServer
-from agentsgym.texts import shown
+from agentsgym.agents.vllm.server import TransientError, VLLMServer
+from agentsgym.errors import AgentError
+from agentsgym.texts import sentence_of, shown
 
 _PREFIX: Final = "agentsgym-adapters-"  # of versions; a server that has loaded one still has the weights of its start
-_MAX_GAP: Final = 0.1  # nats, the mean over some tokens; rounding to bfloat16 causes about 0.02
+_MAX_GAP: Final = 0.06  # nats, the mean over some tokens; rounding to bfloat16 causes about 0.02 to 0.04
+_PROBE_S: Final = 120.0  # for the tokens that are compared
 _PLAIN: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0}
 _OPTIONS: Final = {  # of LoRA, which servers follow, or which concern only training
     *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "layers_to_transform"),
@@ -44,6 +47,8 @@ class AdapterVersions:
     async def reason_to_merge(self, server: VLLMServer, session: Any, version: str | None, prompt: list[int]) -> str:
         """Return why a server that was started needs merged weights; empty if its weights are those under adapters."""
         config = await server.read_config(session)
+        if not config:
+            return "its options are unknown: start it with VLLM_SERVER_DEV_MODE=1"
         lora: dict[str, Any] = config.get("lora_config") or {}
         replicas = config.get("parallel_config", {}).get("data_parallel_size", 1)
         checks = [
@@ -51,15 +56,24 @@ class AdapterVersions:
             (lora.get("max_loras", 0) >= self._num_slots, f"its --max-loras is below {self._num_slots}"),
             (not lora.get("target_modules"), "its --lora-target-modules may leave some out"),
             (replicas == 1, f"only one of its {replicas} data-parallel replicas would load them"),
+            (version is not None, "it does not report the version of its weights (before vLLM 0.31)"),
             (str(version).startswith(("default", _PREFIX)), f"its own weights were replaced (version {version!r})"),
         ]
         reason = next((reason for is_met, reason in checks if not is_met), "") or self._unservable()
         if reason or is_sharded(self._accelerator):
             return reason
-        answer = await server.complete(session, prompt, 64, {**_PLAIN, "model": server.model, "ignore_eos": True})
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                options = {**_PLAIN, "model": server.model, "ignore_eos": True}
+                answer = await server.complete(session, prompt, 64, options)
+        except (AgentError, TransientError, TimeoutError) as error:
+            return f"its own weights cannot be compared: {sentence_of(error)}"
         ids = torch.tensor([[*prompt, *answer.token_ids]], device=self._accelerator.device)
+        frozen = [one for one in self._model.parameters() if not one.requires_grad]  # PEFT thaws all adapters
         with torch.no_grad(), evaluation_mode(self._model), self._model.disable_adapter():
             table = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        for one in frozen:
+            one.requires_grad_(requires_grad=False)
         own = table.gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0].cpu()
         gap = (own - torch.tensor(answer.logprobs)).abs().mean().item()
         return "" if gap <= _MAX_GAP else f"log-probabilities of its own weights differ by {gap:.2g} on average"

@@ -132,9 +132,12 @@ class ServerWeights:
         self.step = step
 
     def loaded(self, step: int) -> None:
-        """Record that TRL itself has pushed the weights of this step to the first server, without a weight version."""
+        """Record that TRL itself has pushed the weights of this step to the first server."""
         self._adapters, first = None, self._servers.servers[0]
         self.step = first.step = step
+        if self._generation.accelerator.is_main_process and first.url not in self._versions:  # for later runs to see
+            with contextlib.suppress(AgentsGymError):
+                run_coroutine(self._ask(first.url, first.set_version, self._run, "failed after a push"))
         self._versions[first.url] = None
 
     def _update(self, server: VLLMServer, step: int, adapters: AdapterVersions | None) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, Final
@@ -41,6 +40,8 @@ FAMILIES: Final = frozenset(
 RECURRENT: Final = frozenset(
     {"qwen3_5_text", "qwen3_next", "lfm2", "lfm2_moe", "bamba", "olmo_hybrid", "nemotron_h", "granitemoehybrid"}
 )
+#: Those of which no trial with heads of one size tells what a GPU's kernel computes.
+_SEVERAL_SIZES: Final = {"deepseek_v2", "deepseek_v3", "gemma4_text"}
 _KNOWN: Final = {"transformers", "torch", "peft", "bitsandbytes"}
 MAX_FRACTION: Final = 0.9  # of the tokens of a micro-batch, with its padding, beyond which its rows are not packed
 
@@ -201,7 +202,7 @@ def can_share(model: Any, dtype: torch.dtype = torch.float32) -> bool:
     names = [SDPA] if at_once else [*EXTENDED]
     return (
         (device.type == "cpu" or (at_once and dtype in (torch.bfloat16, torch.float16)))
-        and config.model_type in FAMILIES | RECURRENT
+        and config.model_type in (FAMILIES - _SEVERAL_SIZES if at_once else FAMILIES | RECURRENT)
         and uses_attention(model, *names, *(EXTENDED[name] for name in names))
         and {type(part).__module__.partition(".")[0] for part in model.modules()} <= _KNOWN  # none of the user's own
         and not random_draws(model)  # rows would share them
@@ -212,10 +213,10 @@ def can_share(model: Any, dtype: torch.dtype = torch.float32) -> bool:
 
 def _follows_trees(model: Any) -> bool:
     """Let the recurrent layers of a model follow trees, which the functions that they call are wrapped for."""
-    if find_spec("tree_recurrence") is None:  # an extra
+    try:
+        from tree_recurrence import install  # noqa: PLC0415  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    except ImportError:  # an extra
         return False
-    from tree_recurrence import install  # noqa: PLC0415  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-
     return install(model).mode == "tree"  # pyright: ignore[reportUnknownMemberType]
 
 
