@@ -64,7 +64,7 @@ HEAVY = {
         ("agents/direct.py", "envs", "testing.py", "interop", "observers"),
     ),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
-    "peft": ((), ("training", "recipes")),
+    "peft": ((), ("training", "recipes", "agents")),
     "gguf": ((), ("agents/policy/packaged.py",)),
     "bm25s": ((), ("envs/Search/corpus.py",)),
     "math_verify": ((), ("envs/ReasoningEvals/grader_main.py",)),

@@ -30,6 +30,7 @@ from whole_models import TEXT, Lengths, change, check_kept, configured, folder_o
 
 import agentsgym
 from agentsgym import ConfigError, GRPOEnvTrainer, PolicyAgent, TrainingRun, imitate
+from agentsgym.agents.policy import loading
 from agentsgym.agents.policy.loading import load_policy, load_tokenizer
 from agentsgym.agents.policy.text_path import beyond_text, decoder_of, spare_layers
 from agentsgym.training.selection.imitate import imitation_config
@@ -69,7 +70,11 @@ def test_saved_folders_and_checkpoints_have_what_the_class_never_reads(tmp_path:
         trainer.train(resume_from_checkpoint=True)
 
 
-def test_what_a_coarser_dtype_rounds_is_saved_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_a_coarser_dtype_rounds_is_saved_as_it_was(
+    is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "is_slow_in_bfloat16", lambda: is_slow)
     folder = mixed_folder("gemma3", tmp_path / "model")
     run = TrainingRun(load_policy(folder), settings(tmp_path / "out"))
     run.keeps_dtypes = True

@@ -77,7 +77,9 @@ def _convert(old: _Tensors, new: _Tensors, usual: torch.dtype) -> None:
         for name, tensor in tensors.items():
             was = old[name][1].get_tensor(name) if name in old else tensor.new_empty(0, dtype=usual)
             if tensor.is_floating_point() and was.is_floating_point() and was.itemsize > 1:  # not a quantized one
-                tensors[name] = was if tensor.equal(was.to(tensor.dtype)) else tensor.to(was.dtype)
+                # A CPU that is slow in bfloat16 plays in float32 what was loaded in bfloat16.
+                loaded = (was.to(tensor.dtype), was.to(usual).to(tensor.dtype))
+                tensors[name] = was if any(map(tensor.equal, loaded)) else tensor.to(was.dtype)
         save_file(tensors, file.with_suffix(".new"), metadata=_METADATA)  # the tensors may be views of the file
         file.with_suffix(".new").replace(file)
 
