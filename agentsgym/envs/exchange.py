@@ -188,7 +188,7 @@ class Exchange:
         conversation, notes = self.conversation, cast("NotedHistory", self.conversation.notes)
         if not self._needs_note(notes):
             return
-        transcript, messages = conversation.transcript, self._observed
+        transcript, messages = conversation.transcript, self._new_messages
         transcript.retract()
         self._observe([Message(role="user", content=notes.prompt)], step)
         room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
@@ -208,7 +208,7 @@ class Exchange:
 
     def _observe(self, messages: list[Message], step: int) -> None:
         conversation = self.conversation
-        self._observed, is_first = messages, not conversation.transcript.messages
+        self._new_messages, is_first = messages, not conversation.transcript.messages
         try:
             conversation.transcript.observe(messages)
         except TemplateError as error:

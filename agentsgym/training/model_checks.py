@@ -183,7 +183,7 @@ def merges_adapters(model: PreTrainedModel, args: GRPOEnvConfig, accelerator: Ac
         "the model has no adapters inside its layers": not weights,
         "the weights are sharded": is_sharded(accelerator),
     }
-    for reason in (reason for reason, is_true in reasons.items() if is_true):
+    if reason := next((reason for reason, is_true in reasons.items() if is_true), None):
         raise ConfigError(f"merge_adapters_for_sampling=True is not possible: {reason}; leave it out")
     needed = sum(weight.nbytes for weight in weights)
     free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else free_memory()

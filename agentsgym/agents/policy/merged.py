@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -20,12 +21,11 @@ def adapted_weights(model: nn.Module) -> list[nn.Parameter]:
     Raises:
         ConfigError: The adapters cannot be merged: a weight is quantized, or used by a module without the adapter, too.
     """
-    found = {weight: layer for layer in _layers(model) for weight in layer.get_base_layer().parameters()}
-    names = [(name, weight) for name, weight in model.named_parameters(remove_duplicate=False) if weight in found]
-    if len(names) > len(found):
-        seen = set[nn.Parameter]()
-        name = next(name for name, weight in names if weight in seen or seen.add(weight))
-        raise ConfigError(f"adapters of tied weights cannot be merged: {name} is used by several modules")
+    found = dict.fromkeys(weight for layer in _layers(model) for weight in layer.get_base_layer().parameters())
+    uses = [(name, weight) for name, weight in model.named_parameters(remove_duplicate=False) if weight in found]
+    counts = Counter(weight for _, weight in uses)
+    if tied := [name for name, weight in uses if counts[weight] > 1]:
+        raise ConfigError(f"adapters of tied weights cannot be merged: {' and '.join(tied)} are the same weight")
     if any(not weight.is_floating_point() for weight in found):
         raise ConfigError("adapters cannot be merged into quantized weights")
     return [*found]

@@ -76,7 +76,8 @@ class AdapterVersions:
             one.requires_grad_(requires_grad=False)
         own = table.gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0].cpu()
         gap = (own - torch.tensor(answer.logprobs)).abs().mean().item()
-        return "" if gap <= _MAX_GAP else f"log-probabilities of its own weights differ by {gap:.2g} on average"
+        differs = f"its log-probabilities without adapters differ from the trainer's by {gap:.2g} nats on average"
+        return "" if gap <= _MAX_GAP else differs
 
     def _unservable(self) -> str:
         """Return why servers with the adapters would not serve the trained model; empty if they would."""
@@ -87,7 +88,7 @@ class AdapterVersions:
         for option, value in type(config)().to_dict().items():
             if option not in _OPTIONS and getattr(config, option, value) not in (value, False, "gaussian"):
                 return f"not all servers follow {option}={shown(getattr(config, option))}"
-        served = re.compile(rf"(?!.*\blm_head\b).*\.lora_[AB]\.{name}\.weight")
+        served = re.compile(rf"(?!.*\blm_head\b).*\.lora_[AB]\.{re.escape(name)}\.weight")
         trained = [name for name, parameter in self._model.named_parameters() if parameter.requires_grad]
         return next((f"{name} is trained, too" for name in trained if not served.fullmatch(name)), "")
 

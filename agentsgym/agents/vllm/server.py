@@ -129,7 +129,8 @@ class VLLMServer:
         if status != 200:
             advice = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and access to that folder"
             return f"it cannot load {folder} (status {status}: {_message(content)}): {advice}"
-        await self._post(session, "/v1/unload_lora_adapter", {"lora_name": self._previous}, ANSWER_S)
+        if self._previous:
+            await self._post(session, "/v1/unload_lora_adapter", {"lora_name": self._previous}, ANSWER_S)
         self._previous = self.adapter
         await self.set_version(session, body["lora_name"])
         return ""

@@ -40,7 +40,7 @@ FAMILIES: Final = frozenset(
 RECURRENT: Final = frozenset(
     {"qwen3_5_text", "qwen3_next", "lfm2", "lfm2_moe", "bamba", "olmo_hybrid", "nemotron_h", "granitemoehybrid"}
 )
-#: Those of which no trial with heads of one size tells what a GPU's kernel computes.
+#: Families with heads of several sizes, which the trial on a GPU does not cover: it has heads of one size.
 _SEVERAL_SIZES: Final = {"deepseek_v2", "deepseek_v3", "gemma4_text"}
 _KNOWN: Final = {"transformers", "torch", "peft", "bitsandbytes"}
 MAX_FRACTION: Final = 0.9  # of the tokens of a micro-batch, with its padding, beyond which its rows are not packed
