@@ -422,14 +422,11 @@ def as_role_rewards(
     return {role: number for role, (number, _) in pairs.items()}, named or None
 
 
-def with_role_reward(role: Hashable, step: Step) -> Step:
-    """Set a step's reward to the reward of the role that acted; raise :class:`EnvError` if that role is None.
+def with_role_reward(role: Hashable, step: Step, rewards: Mapping[Hashable, float]) -> Step:
+    """Set a step's reward to that of the role that acted; raise :class:`EnvError` if that role is None.
 
     A role that differs from a rewarded role only in case would never get its reward, and is rejected as well.
     """
-    rewards = step.role_rewards
-    if rewards is None:
-        return step
     if rewards and role is None and None not in rewards:
         raise EnvError(
             "_role must return the role that acted if _step_episode returns rewards by role, got None with "

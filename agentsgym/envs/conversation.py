@@ -191,7 +191,6 @@ class Conversation:
         self.turns: list[Turn] = []
         self.logprobs: list[Sequence[float] | None] = []
         self.agent_state: Any = None
-        self.prompt_length = 0
         self.final_reward = 0.0
         self.final_parts: list[Reward] = []  # of each episode, except practice ones and those with rewards by role
         self.info: dict[str, Any] = {}
@@ -245,8 +244,8 @@ class Conversation:
             TemplateError: The chat template rejects the messages.
         """
         if self.last_messages:
-            length = len(self.transcript.token_ids)
-            room = replace(budget, turn=None).room(length=length, prompt_length=self.prompt_length)
+            length, prompt_length = len(self.transcript.token_ids), self.transcript.prompt_length
+            room = replace(budget, turn=None).room(length=length, prompt_length=prompt_length)
             self.transcript.close(self.last_messages, room)
             self.last_messages = []
 

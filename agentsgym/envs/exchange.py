@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from functools import partial
+from types import CoroutineType
 from typing import Any, ClassVar, cast
 
 from agentsgym.credit.components import sum_components
@@ -30,6 +31,7 @@ from agentsgym.envs.boundary import (
     rewritten_history,
     system_messages,
     with_plain_text,
+    with_role_reward,
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import LAST, SUMMARIZE, VIEWS, Budget, Conversation, LastTurns, NotedHistory, Views
@@ -63,6 +65,7 @@ class Exchange:
         may_wait: Whether a step may wait for other trials, as programs do that share something: a batched agent then
             answers the others once no request has arrived for a moment. Such trials cannot be forked.
         conversation: The record.
+        tools: The JSON schemas of the tools that the agent may call in the current turn.
         role: The role that moves in the current turn.
         parent: Index of the turn that the current one follows in a tree of calls; None without a tree.
     """
@@ -87,9 +90,13 @@ class Exchange:
         self._note_turns = note_turns
         hooks = (env._state_key, env._role, env._potential)
         self._describes_states = any(_module_of(one) != "agentsgym.envs.base" for one in hooks)
+        self._hook = "_step_action" if env.overrides_step_action else "_step_episode"
+        self._states, self._tables = env.active_states, env.tables
         self._views: Views | None = None
         self._last_turns: LastTurns | None = None
+        self.tools: Sequence[Mapping[str, Any]] = env.tool_schemas
         self.conversation = self.new_conversation()
+        self._transcript = self.conversation.transcript
 
     def new_conversation(self) -> Conversation:
         """Make an empty record."""
@@ -107,60 +114,61 @@ class Exchange:
 
     def observe(self, state: State, step: int) -> Step | None:
         """Record the observation before a turn; return a step that ends the episode before it, or None."""
-        conversation = self.conversation
-        is_first = not conversation.transcript.messages
         if self._views is None:
             messages = as_messages(call_environment(self.env._format_prompt, state, step))
         else:
             messages = self._views.observe(self.env, state, is_first=step == 0)
-        if is_first:
-            messages = [*system_messages(self.env), *messages]
-        elif self._last_turns is not None and step == 0:
-            self._last_turns.begin_episode(messages)
-        if conversation.last_messages:
-            messages = conversation.with_last_messages(messages)
+        if step == 0:
+            messages = self._begun(messages)
         for message in messages:
             if not (message["content"].isascii() or is_unicode(message["content"])):
                 raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
         self._observe(messages, step)
         return None
 
+    def _begun(self, messages: list[Message]) -> list[Message]:
+        """Return the first messages of an episode, together with those that precede them."""
+        if not self._transcript.messages:
+            messages = [*system_messages(self.env), *messages]
+        elif self._last_turns is not None:
+            self._last_turns.begin_episode(messages)
+        return self.conversation.with_last_messages(messages)
+
     def room(self) -> int | None:
         """Return the number of tokens left for an action, None for no limit; without any, remove the observation."""
-        conversation, token_ids = self.conversation, self.conversation.transcript.token_ids
-        room = self.budget.room(length=len(token_ids), prompt_length=conversation.prompt_length)
+        transcript, budget = self._transcript, self.budget
+        length = len(transcript.token_ids)
+        room = budget.room(length=length, prompt_length=transcript.prompt_length)
         if room is None or room > 0:
             return room
-        if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
-            conversation.transcript.retract()
-        elif self.budget.context is not None and self.budget.context <= len(token_ids):
+        if self.conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
+            transcript.retract()
+        elif budget.context is not None and budget.context <= length:
             text = "a first prompt of %d tokens leaves no room for an answer within the agent's context (%d tokens)"
-            raise AgentError(text % (len(token_ids), self.budget.context))
+            raise AgentError(text % (length, budget.context))
         else:
             text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
-            logger.warning(text, self.session_id, self.budget)
+            logger.warning(text, self.session_id, budget)
         return room
 
     def prompt_messages(self) -> list[Message] | None:
-        """Return the messages in the prompt; None if they are the recorded ones."""
-        shown, recorded = self.conversation.transcript.prompt_messages, self.conversation.transcript.messages
-        if shown is recorded:
-            return None
+        """Return the messages in a prompt that ``history`` may have changed; None if they are the recorded ones."""
+        shown, recorded = self._transcript.prompt_messages, self._transcript.messages
         drops_later = self.conversation.notes is not None or self._last_turns is not None
         return None if drops_later and shown == recorded else [*shown]
 
     def request(self, state: State, episode: int, room: int | None) -> TurnRequest:
         """Begin a turn of a state, and make the request for its action, of at most ``room`` tokens."""
-        conversation, transcript = self.conversation, self.conversation.transcript
+        conversation, transcript, tools = self.conversation, self._transcript, self.tools
         messages = transcript.prompt_messages
-        self._episode, self._prompt, self._num_shown = episode, self.prompt_messages(), len(messages)
+        self._episode, self._num_shown = episode, len(messages)
+        self._prompt = None if messages is transcript.messages else self.prompt_messages()
         if self._describes_states:
             key = as_hashable("_state_key", call_environment(self.env._state_key, state))
             potential = call_environment(self.env._potential, state)
             self._state_key = None if key is None else (episode, key)
             self.role = as_hashable("_role", call_environment(self.env._role, state))
             self._potential = None if potential is None else as_number("_potential", potential)
-        self._tools = tools = self.tools
         if tools:
             conversation.has_tools = True
         return TurnRequest(
@@ -172,26 +180,21 @@ class Exchange:
             tools=tools,
         )
 
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The JSON schemas of the tools that the agent may call in this turn."""
-        return self.env.tool_schemas
-
     def _needs_note(self, notes: NotedHistory) -> bool:
         num_turns = len(self.conversation.turns)
         if self._note_turns is not None:
             return num_turns in self._note_turns and num_turns not in notes.note_turns
-        return notes.is_due(self.conversation.transcript, num_turns)
+        return notes.is_due(self._transcript, num_turns)
 
     def note(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, None]:
         """If a note is due, let the agent write it in place of the observation, which then follows the note."""
         conversation, notes = self.conversation, cast("NotedHistory", self.conversation.notes)
         if not self._needs_note(notes):
             return
-        transcript, messages = conversation.transcript, self._new_messages
+        transcript, messages = self._transcript, self._new_messages
         transcript.retract()
         self._observe([Message(role="user", content=notes.prompt)], step)
-        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
+        room = self.budget.room(length=len(transcript.token_ids), prompt_length=transcript.prompt_length)
         if room is not None and room <= 0:  # the turn itself has no room either
             transcript.retract()
             self._observe(messages, step)
@@ -207,20 +210,17 @@ class Exchange:
         self._observe(texts, step)
 
     def _observe(self, messages: list[Message], step: int) -> None:
-        conversation = self.conversation
-        self._new_messages, is_first = messages, not conversation.transcript.messages
+        self._new_messages, transcript = messages, self._transcript
         try:
-            conversation.transcript.observe(messages)
+            transcript.observe(messages)
         except TemplateError as error:
-            if is_first:
+            if not transcript.messages:
                 raise  # the template does not support this environment, which affects every episode
             raise EnvError(f"the observation before turn {step} cannot be recorded: {error}") from error
-        if is_first:
-            conversation.prompt_length = len(conversation.transcript.token_ids)
 
     def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> Action:
         """Record the action; return it as the environment gets it, parsed."""
-        conversation, transcript = self.conversation, self.conversation.transcript
+        conversation, transcript = self.conversation, self._transcript
         chat_format = transcript.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
@@ -251,19 +251,20 @@ class Exchange:
 
     def _as_recorded(self, action: Action) -> Action:
         """Return the part of an answer that was recorded before the limit of its text."""
-        cut = self.conversation.transcript.messages[-1]
+        cut = self._transcript.messages[-1]
         given = {"text": cut["content"], "reasoning": cut.get("reasoning_content"), "tool_calls": ()}
         return dataclasses.replace(action, **given)
 
     def turn(self, step: Step) -> Turn:
         """Return the turn of the recorded action, which led to this step."""
-        transcript, (start, stop) = self.conversation.transcript, self._span
+        transcript, action, (start, stop) = self._transcript, self._action, self._span
+        reward, _, invalid, role_rewards, _, components, role_components = step
         return Turn(
             start=start,
             stop=stop,
-            reward=step.reward,
-            invalid=step.invalid,
-            exact=self._action.token_ids is not None,
+            reward=reward,
+            invalid=invalid,
+            exact=action.token_ids is not None,
             episode=self._episode,
             message_index=len(transcript.messages) - 1,
             state_key=self._state_key,
@@ -271,39 +272,40 @@ class Exchange:
             potential=self._potential,
             prompt_start=transcript.segment_start,
             prompt_messages=self._prompt,
-            role_rewards=step.role_rewards,
-            components=step.components,
-            role_components=step.role_components,
-            policy_version=self._action.policy_version,
+            role_rewards=role_rewards,
+            components=components,
+            role_components=role_components,
+            policy_version=action.policy_version,
             parent=self.parent,
         )
 
     def read(self, action: Action) -> Action:
         """Split a valid action into reasoning, text and, if there are tools, calls."""
-        if not self._tools and not self._reader.may_think(action):
+        if not self.tools and not self._reader.may_think(action):
             return action  # as read_answer does, in fewer steps: most answers are plain text
-        chat_format, is_strict = self.conversation.transcript.chat_format, self.env.env_config["tool_calls"] == "strict"
-        return read_answer(action, chat_format, self._tools or None, is_strict=is_strict)
+        chat_format, is_strict = self._transcript.chat_format, self.env.env_config["tool_calls"] == "strict"
+        return read_answer(action, chat_format, self.tools or None, is_strict=is_strict)
 
     def step(self, state: State, action: Action) -> Step:
         """Pass the action to the environment, and keep its next state and ``info``."""
-        env = self.env
-        name, given = ("_step_action", action) if env.overrides_step_action else ("_step_episode", action.text)
-        hook: Callable[..., Any] = getattr(env, name)
+        name, session_id = self._hook, self.session_id
+        hook: Callable[..., Any] = getattr(self.env, name)
         try:  # like call_environment, inlined for a shorter traceback
-            answer = awaited(hook(self.session_id, state, given))
+            answer = hook(session_id, state, action if name == "_step_action" else action.text)
+            if type(answer) is CoroutineType:
+                answer = awaited(answer)
         except BaseException as error:
             raise failure_of_hook(hook, error) from error
         state, step, info = as_step(answer, name)
-        env.active_states[self.session_id] = state
+        self._states[session_id] = state
         if info:
-            check_info_keys(type(env), info)
+            check_info_keys(type(self.env), info)
         if self._views is not None:
             self._views.act(action.text)
-        elif self.session_id in env.tables:
-            _, step, info = env.tables[self.session_id].follow(state, step, info)
+        elif session_id in self._tables:
+            _, step, info = self._tables[session_id].follow(state, step, info)
         self.conversation.info = info
-        return step
+        return step if step.role_rewards is None else with_role_reward(self.role, step, step.role_rewards)
 
     def reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
         """Add the final reward of an episode, unless its rewards are given by role."""

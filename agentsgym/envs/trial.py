@@ -38,7 +38,6 @@ from agentsgym.envs.boundary import (
     call_environment,
     is_unicode,
     token_rewards,
-    with_role_reward,
     without_rewards,
 )
 from agentsgym.envs.contract import PlayableEnv, State
@@ -172,14 +171,15 @@ class Trial:
 
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
         config, exchange, conversation = self.env.env_config, self.exchange, self.conversation
+        states, session_id = self.env.active_states, self.session_id
         conversation.info = {}  # a success in practice does not carry over to this episode
         is_scored = self.env.overrides_score_state and not is_practice
-        scores = StateScores(self.env, self.env.active_states[self.session_id]) if is_scored else None
+        scores = StateScores(self.env, states[session_id]) if is_scored else None
         stop_reason, num_invalid, first = StopReason.MAX_TURNS, 0, len(conversation.turns)
         rewards: list[float] = []
         for step in range(config["max_steps_per_episode"]):
             self.place = (episode, step)
-            state = self.env.active_states[self.session_id]
+            state = states[session_id]
             outcome = exchange.observe(state, step)
             if outcome is None:
                 if conversation.notes is not None:
@@ -208,7 +208,7 @@ class Trial:
         """Pass an action to the environment, and record the turn, even if the environment raises."""
         outcome = _NOTHING
         try:
-            outcome = with_role_reward(self.exchange.role, self.exchange.step(state, action))
+            outcome = self.exchange.step(state, action)
             if scores is not None:
                 outcome = scores.credited(outcome, self.env.active_states[self.session_id])
         finally:

@@ -46,6 +46,7 @@ class Transcript:
         chat_format: The chat format of the tokenizer; None without one.
         token_ids: The exact tokens since the history was last rewritten, (T,): after ``observe``, the prompt of the
             next action. Empty without a tokenizer.
+        prompt_length: Number of tokens of the first prompt.
         was_cut: Whether the last action was text that was truncated at the limit; its tool calls are then ignored.
     """
 
@@ -63,6 +64,7 @@ class Transcript:
         self.messages: list[Message] = []
         self.prompt_messages = [] if callable(history) else self.messages
         self.token_ids: list[int] = []
+        self.prompt_length = 0
         self._earlier: list[int] = []  # tokens of the earlier segments
         self.chat_format = chat_format
         self._history = history
@@ -95,31 +97,40 @@ class Transcript:
             TemplateError: The chat template does not allow messages of these roles at this point.
             RuntimeError: The last observation is still waiting for its action.
         """
-        mark = self._new_mark()
+        mark, known = self._new_mark(), self.messages
         messages = self._with_call_ids(messages)
-        chat_format, prompt_messages = self.chat_format, self.prompt_messages
-        rendered: list[Message] | None = None  # the conversation to render again; None to append the new messages
-        if callable(self._history):
+        chat_format, history = self.chat_format, self._history
+        prompt_messages: list[Message] | None = None  # a conversation to show, and one to render again; None to append
+        rendered: list[Message] | None = None
+        if history == "rerender":
+            rendered = [*known, *messages]
+        elif history != "append":
             whole = [*self.prompt_messages, *messages]
-            shown = self._history([message.copy() for message in whole])
+            shown = history([message.copy() for message in whole])
             rendered = None if shown == whole else shown
             prompt_messages = [message.copy() for message in shown]  # the function may keep and modify its messages
-        elif self._history == "rerender":
-            rendered = [*self.messages, *messages]
-        if chat_format is not None and rendered is None:
-            new = chat_format.observation(messages, self._ended_by, is_first=not self.messages)
-            self.token_ids += self._end_of_thought
-            self.token_ids += new
-        elif chat_format is not None and rendered is not None:
-            prompt, current = chat_format.render(rendered), self.token_ids
-            if prompt[: len(current)] == current:  # it only extends the record
-                current += prompt[len(current) :]
+        if chat_format is not None:
+            if rendered is None:
+                new = chat_format.observation(messages, self._ended_by, is_first=not known)
+                self.token_ids += self._end_of_thought
+                self.token_ids += new
             else:
-                self._earlier += current
-                self.token_ids = prompt
-        self.prompt_messages = prompt_messages
-        self.messages += messages
+                self._extend(chat_format.render(rendered))
+        if not known:
+            self.prompt_length = len(self.token_ids)
+        if prompt_messages is not None:
+            self.prompt_messages = prompt_messages
+        known += messages
         self._mark = mark
+
+    def _extend(self, prompt: list[int]) -> None:
+        """Record a prompt that was rendered again, as a new segment unless it only extends the current one."""
+        current = self.token_ids
+        if prompt[: len(current)] == current:
+            current += prompt[len(current) :]
+        else:
+            self._earlier += current
+            self.token_ids = prompt
 
     def _new_mark(self) -> Mark:
         """Return the state to which :meth:`retract` returns; raise if the last observation still waits."""

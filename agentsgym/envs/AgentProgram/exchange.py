@@ -132,10 +132,7 @@ class CallExchange(Exchange):
 
     may_wait: ClassVar[bool] = True
     _call: ProgramCall
-
-    @property
-    def _transcript(self) -> BranchingTranscript:
-        return cast("BranchingTranscript", self.conversation.transcript)
+    _transcript: BranchingTranscript
 
     def new_conversation(self) -> Conversation:
         """Make an empty record, in which conversations may branch."""
@@ -144,11 +141,6 @@ class CallExchange(Exchange):
         self._tree, self._is_cut = CallTree(), False
         self._delivered: int | None = None  # the last call whose answer the program received
         return conversation
-
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The tools of the call."""
-        return self._call.request.tools
 
     def prompt_messages(self) -> list[Message] | None:
         """Return the messages of the call; None if they are the recorded ones."""
@@ -167,7 +159,7 @@ class CallExchange(Exchange):
                 if not self.conversation.turns:
                     raise EnvError(_without_call(self._outcome(state)))
                 return None if self._is_cut else Step(done=True)
-            self._call = call
+            self._call, self.tools = call, call.request.tools
             self._room = self._observed(call)
             if self._room is None or self._room > 0:
                 break
