@@ -94,26 +94,19 @@ def with_plain_text(action: Action) -> Action:
     return replace(action, **{key: plain_str(text) for key, text in texts.items() if isinstance(text, str)})  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
-def action_error(action: Any, max_tokens: int | None, vocabulary_size: float, *, prompt: Sequence[int] = ()) -> str:
+def action_error(action: Any, max_tokens: int | None, vocabulary_size: float, prompt: Sequence[int] = ()) -> str:
     """Describe why an agent's answer to a prompt cannot be recorded; empty if it can."""
     if not (isinstance(action, Action) and isinstance(action.text, str) and isinstance(action.written, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
         return f"an agent must return an Action, got {shown(action)}"
-    if type(action.policy_version) is not int and action.policy_version is not None:
-        return f"an Action's policy_version must be an int or None, got {_described(action.policy_version)}"
+    version, token_ids = action.policy_version, action.token_ids
+    if version is not None and type(version) is not int:
+        return f"an Action's policy_version must be an int or None, got {_described(version)}"
     if (action.tool_calls or action.reasoning is not None) and (error := _calls_error(action)):
         return error
-    if action.token_ids is None:
+    if token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
-    ids = action.token_ids
-    error = _ids_error(ids, vocabulary_size)
-    # an answer may begin with a shorter prompt by chance
-    if not error and len(prompt) >= 8 and ids and ids[0] == prompt[0] and [*ids[: len(prompt)]] == prompt:
-        error = "an Action's token_ids must be those of the answer alone, but they begin with the prompt"
-    if not error and max_tokens is not None and len(ids) > max_tokens:
-        error = f"the action has {len(ids)} tokens, more than this turn's limit of {max_tokens}"
-    if not error and action.logprobs is not None:
-        error = _logprobs_error(action.logprobs)
-    return error
+    error = _ids_error(token_ids, max_tokens, vocabulary_size, prompt)
+    return error if error or action.logprobs is None else _logprobs_error(action.logprobs)
 
 
 def _calls_error(action: Action) -> str:
@@ -140,15 +133,24 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _ids_error(ids: Any, vocabulary_size: float) -> str:
+def _ids_error(ids: Any, max_tokens: int | None, vocabulary_size: float, prompt: Sequence[int]) -> str:
     if type(ids) is not list and not isinstance(ids, Sequence):  # checking the exact type is much faster
         return f"an Action's token_ids must be a list of ints (use tolist() for a tensor), got {_described(ids)}"
-    values = cast("Sequence[Any]", ids)
+    values: Sequence[Any] = ids
+    size = len(values)
     # On the hot path of every turn, so valid input is checked without a Python loop; sorting is faster than min, max.
-    if [*map(type, values)].count(int) == len(values):
-        ordered = sorted(values)
-        if not ordered or 0 <= ordered[0] <= ordered[-1] < vocabulary_size:
-            return ""
+    ordered = sorted(values) if [*map(type, values)].count(int) == size else [-1]
+    if ordered and (ordered[0] < 0 or ordered[-1] >= vocabulary_size):
+        return _wrong_id(values, vocabulary_size)
+    # an answer may begin with a shorter prompt by chance
+    if len(prompt) >= 8 and size and values[0] == prompt[0] and [*values[: len(prompt)]] == prompt:
+        return "an Action's token_ids must be those of the answer alone, but they begin with the prompt"
+    if max_tokens is not None and size > max_tokens:
+        return f"the action has {size} tokens, more than this turn's limit of {max_tokens}"
+    return ""
+
+
+def _wrong_id(values: Sequence[Any], vocabulary_size: float) -> str:
     index, wrong = next((n, i) for n, i in enumerate(values) if type(i) is not int or not 0 <= i < vocabulary_size)
     expected = f"an int in [0, {vocabulary_size}), the tokenizer's vocabulary"
     return f"an Action's token_ids[{index}] must be {expected}, got {_described(wrong)}"
@@ -157,11 +159,9 @@ def _ids_error(ids: Any, vocabulary_size: float) -> str:
 def _logprobs_error(numbers: Any) -> str:
     """Describe why these are not log-probabilities of sampled tokens; NaN stands for an unknown one."""
     try:
-        is_sequence = type(numbers) is list or isinstance(numbers, Sequence)
-        values = cast("Sequence[Any]", numbers) if is_sequence else [None]
-        # On the hot path: no value exceeds MAX_LOGPROB, so if the sum is at least MIN_LOGPROB + most, none is too low.
-        most = len(values) * MAX_LOGPROB
-        if not values or (max(values) <= MAX_LOGPROB and sum(values) >= MIN_LOGPROB + most):
+        values: Sequence[Any] = numbers if type(numbers) is list or isinstance(numbers, Sequence) else [None]
+        # On the hot path: no value exceeds MAX_LOGPROB, so if the sum is at least this much, none is below MIN_LOGPROB.
+        if not values or (max(values) <= MAX_LOGPROB and sum(values) >= MIN_LOGPROB + len(values) * MAX_LOGPROB):
             return ""
         invalid = (n for n, one in enumerate(values) if not (math.isnan(one) or MIN_LOGPROB <= one <= MAX_LOGPROB))
         index = next(invalid, None)
@@ -206,16 +206,16 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
     parts = answer
     try:
         is_answer = isinstance(answer, tuple) and len(parts) == 4
-        if not (is_answer and isinstance(parts[0], dict) and isinstance(parts[3], dict)):
+        next_state, reward, done, info = parts if is_answer else (None,) * 4
+        if not (isinstance(next_state, dict) and isinstance(info, dict)):
             raise EnvError(f"{hook} must return (state, reward, done, info), got {shown(parts)}")  # noqa: TRY301
-        next_state, reward, done, info = parts
         number, components = reward, None
-        if type(number) is not float or not -_LARGEST <= number <= _LARGEST:
+        if type(number) is not float or not abs(number) <= _LARGEST:
             check_order(hook, reward, done)
             number, components = as_reward(f"{hook}'s reward", reward)
         if type(done) is not bool:
             done = as_bool("done", done, hook)
-        step = Step(number, done, components=components)
+        step = Step(number, done, components=components) if components else Step(number, done)
         if info:
             step = with_info(step, info, hook)
             if step.truncated and not done:

@@ -87,7 +87,8 @@ class Exchange:
     ) -> None:
         """Begin a record; the arguments are attributes of :class:`~agentsgym.envs.trial.Trial`."""
         self.env, self.session_id, self.task_data, self.budget = env, session_id, task_data, budget
-        self._note_turns = note_turns
+        self._note_turns, chat_format = note_turns, env.chat_format
+        self._vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         hooks = (env._state_key, env._role, env._potential)
         self._describes_states = any(_module_of(one) != "agentsgym.envs.base" for one in hooks)
         self._hook = "_step_action" if env.overrides_step_action else "_step_episode"
@@ -221,12 +222,10 @@ class Exchange:
     def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> Action:
         """Record the action; return it as the environment gets it, parsed."""
         conversation, transcript = self.conversation, self._transcript
-        chat_format = transcript.chat_format
-        vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
             if isinstance(action, Action) and not type(action.text) is type(action.written) is str:  # pyright: ignore[reportUnnecessaryIsInstance]
                 action = with_plain_text(action)
-            error = action_error(action, room, vocabulary_size, prompt=transcript.token_ids)
+            error = action_error(action, room, self._vocabulary_size, transcript.token_ids)
             if len(transcript.prompt_messages) != self._num_shown:
                 error = "the agent changed request.messages, the recorded conversation: it may change a copy"
         except BaseException as raised:  # the agent's answer comes from user code, too
@@ -235,7 +234,7 @@ class Exchange:
             raise failure_of(AgentError, "what the agent returned", raised) from raised
         if error:
             raise AgentError(f"session {self.session_id}: {error}")
-        action = self.read(action) if reads_calls else read_answer(action, chat_format)
+        action = self.read(action) if reads_calls else read_answer(action, transcript.chat_format)
         try:
             self._span = transcript.act(action, room)
         except TemplateError as refused:

@@ -216,14 +216,14 @@ class Transcript:
         if self._mark is None:
             raise RuntimeError("act() was called without an observation to answer: call observe() first")
         answer: Message = self._message(action)
+        chat_format, token_ids = self.chat_format, action.token_ids
         start = len(self._earlier) + len(self.token_ids)
         self.was_cut, self._end_of_thought = False, []
-        chat_format = self.chat_format
-        if chat_format is not None and action.token_ids is not None:
-            self.token_ids += action.token_ids
-            self._ended_by = chat_format.ended_by(action.token_ids, action.finish_reason)
+        if chat_format is not None and token_ids is not None:
+            self.token_ids += token_ids
+            self._ended_by = chat_format.ended_by(token_ids, action.finish_reason)
             if self._ended_by is None and action.reasoning is not None:
-                self._end_of_thought = chat_format.end_of_thought(action.token_ids)
+                self._end_of_thought = chat_format.end_of_thought(token_ids)
         elif chat_format is not None:
             written = self._written(answer, action, limit, chat_format)
             if self.was_cut:
@@ -235,11 +235,12 @@ class Transcript:
         if self._end_of_thought and chat_format is not None and "written" in answer:
             answer["written"] += chat_format.decode(self._end_of_thought)  # later prompts have no open tag
         self._mark = None
-        self._calls = () if self.was_cut else action.tool_calls
-        self._num_calls += len(self._calls)
-        self.messages.append(answer)
-        if self.prompt_messages is not self.messages:
-            self.prompt_messages.append(answer)
+        self._calls = calls = () if self.was_cut else action.tool_calls
+        self._num_calls += len(calls)
+        messages, shown = self.messages, self.prompt_messages
+        messages.append(answer)
+        if shown is not messages:
+            shown.append(answer)
         return start, len(self._earlier) + len(self.token_ids)
 
     def _written(self, answer: Message, action: Action, limit: int | None, chat_format: ChatFormat) -> list[int]:
