@@ -142,7 +142,7 @@ class Exchange:
         room = budget.room(length=length, prompt_length=transcript.prompt_length)
         if room is None or room > 0:
             return room
-        if self.conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
+        if self.conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept
             transcript.retract()
         elif budget.context is not None and budget.context <= length:
             text = "a first prompt of %d tokens leaves no room for an answer within the agent's context (%d tokens)"
@@ -312,7 +312,8 @@ class Exchange:
             return
         state = self.env.active_states[self.session_id]
         reward, components = as_reward("_final_reward", call_environment(self.env._final_reward, state, rewards))
-        if components is None and not self.env.overrides_final_reward:
+        is_sum = components is None and not self.env.overrides_final_reward
+        if is_sum and any(one.components is not None for one in turns):
             components = sum_components([(one.reward, one.components) for one in turns])
         self.conversation.final_reward += reward
         self.conversation.final_parts.append((reward, components))

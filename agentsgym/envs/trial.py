@@ -32,14 +32,7 @@ from functools import partial
 from typing import Any
 
 from agentsgym.credit.components import attribute_rewards, role_components, sum_components
-from agentsgym.envs.boundary import (
-    Step,
-    as_messages,
-    call_environment,
-    is_unicode,
-    token_rewards,
-    without_rewards,
-)
+from agentsgym.envs.boundary import Step, as_messages, call_environment, is_unicode, token_rewards, without_rewards
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
 from agentsgym.envs.exchange import Exchange
@@ -170,11 +163,10 @@ class Trial:
             self.failures.note_close_error(self.session_id, describe(error, self._where()))
 
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
-        config, exchange, conversation = self.env.env_config, self.exchange, self.conversation
-        states, session_id = self.env.active_states, self.session_id
+        env, exchange, conversation = self.env, self.exchange, self.conversation
+        config, states, session_id = env.env_config, env.active_states, self.session_id
         conversation.info = {}  # a success in practice does not carry over to this episode
-        is_scored = self.env.overrides_score_state and not is_practice
-        scores = StateScores(self.env, states[session_id]) if is_scored else None
+        scores = StateScores(env, states[session_id]) if env.overrides_score_state and not is_practice else None
         stop_reason, num_invalid, first = StopReason.MAX_TURNS, 0, len(conversation.turns)
         rewards: list[float] = []
         for step in range(config["max_steps_per_episode"]):

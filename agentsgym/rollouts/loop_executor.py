@@ -49,13 +49,14 @@ class OwnExecutor:
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Advance trials for a short time, so that the request of a fast trial does not wait for all other steps."""
-        scheduler, generators, limit = self._scheduler, self._generators, self._scheduler.limits.turn_s
+        scheduler, generators = self._scheduler, self._generators
+        limit, interrupt = scheduler.limits.turn_s, scheduler.interrupt
         end = time.monotonic() + BATCHING_WINDOW_S
         for index in [*islice(inputs, _MAX_STEPS)]:
             if (began := time.monotonic()) >= end:
                 break
-            if scheduler.interrupt is not None:
-                scheduler.interrupt()
+            if interrupt is not None:
+                interrupt()
             given = inputs.pop(index)
             generator = generators.get(index)
             if generator is None:

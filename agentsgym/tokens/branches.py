@@ -72,7 +72,6 @@ class BranchingTranscript(Transcript):
         super().__init__(None)
         self.prompt_messages = []
         self.parent: int | None = None
-        self.prompt_length = 0
         self.returned: Message = {"role": "assistant", "content": ""}
         self._format_of, self._tokenizer = format_of, tokenizer
         self._answered: dict[bytes, _Answered] = {}

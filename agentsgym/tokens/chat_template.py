@@ -197,8 +197,8 @@ class Template:
 
     def acts_on(self, content: str) -> bool:
         """Whether the template may treat a content specially: it is empty, or has a word that the template checks."""
-        has_word = self._words is not None and self._words.search(content.lower()) is not None
-        return has_word or not content or content.isspace()
+        is_blank, words = not content or content.isspace(), self._words
+        return is_blank or (words is not None and words.search(content.lower()) is not None)
 
     def after_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
         """Render what follows the agent's answer, which is :data:`ANSWER` in ``messages``."""

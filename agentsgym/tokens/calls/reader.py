@@ -202,8 +202,8 @@ class AnswerReader:
 
     def may_think(self, action: Action) -> bool:
         """Whether an answer may hold reasoning, by its ids and its text, without decoding it."""
-        ids = action.token_ids
-        if ids is not None and (self.is_begun or not self._mark_ids.isdisjoint(ids)):
+        ids, marks = action.token_ids, self._mark_ids
+        if ids is not None and (self.is_begun or (marks and not marks.isdisjoint(ids))):
             return True
         return self._mark.search(action.text) is not None
 
