@@ -134,9 +134,9 @@ def is_unicode(text: str) -> bool:
 
 
 def _ids_error(ids: Any, max_tokens: int | None, vocabulary_size: float, prompt: Sequence[int]) -> str:
+    values: Any = ids
     if type(ids) is not list and not isinstance(ids, Sequence):  # checking the exact type is much faster
         return f"an Action's token_ids must be a list of ints (use tolist() for a tensor), got {_described(ids)}"
-    values: Sequence[Any] = ids
     size = len(values)
     # On the hot path of every turn, so valid input is checked without a Python loop; sorting is faster than min, max.
     ordered = sorted(values) if [*map(type, values)].count(int) == size else [-1]
@@ -159,7 +159,8 @@ def _wrong_id(values: Sequence[Any], vocabulary_size: float) -> str:
 def _logprobs_error(numbers: Any) -> str:
     """Describe why these are not log-probabilities of sampled tokens; NaN stands for an unknown one."""
     try:
-        values: Sequence[Any] = numbers if type(numbers) is list or isinstance(numbers, Sequence) else [None]
+        is_sequence = type(numbers) is list or isinstance(numbers, Sequence)
+        values = cast("Sequence[Any]", numbers) if is_sequence else [None]
         # On the hot path: no value exceeds MAX_LOGPROB, so if the sum is at least this much, none is below MIN_LOGPROB.
         if not values or (max(values) <= MAX_LOGPROB and sum(values) >= MIN_LOGPROB + len(values) * MAX_LOGPROB):
             return ""
@@ -206,9 +207,9 @@ def as_step(answer: Any, hook: str = "_step_episode") -> tuple[dict[str, Any], S
     parts = answer
     try:
         is_answer = isinstance(answer, tuple) and len(parts) == 4
-        next_state, reward, done, info = parts if is_answer else (None,) * 4
-        if not (isinstance(next_state, dict) and isinstance(info, dict)):
+        if not (is_answer and isinstance(parts[0], dict) and isinstance(parts[3], dict)):
             raise EnvError(f"{hook} must return (state, reward, done, info), got {shown(parts)}")  # noqa: TRY301
+        next_state, reward, done, info = parts
         number, components = reward, None
         if type(number) is not float or not abs(number) <= _LARGEST:
             check_order(hook, reward, done)

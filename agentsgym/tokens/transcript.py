@@ -99,16 +99,15 @@ class Transcript:
         """
         mark, known = self._new_mark(), self.messages
         messages = self._with_call_ids(messages)
-        chat_format, history = self.chat_format, self._history
-        prompt_messages: list[Message] | None = None  # a conversation to show, and one to render again; None to append
-        rendered: list[Message] | None = None
-        if history == "rerender":
-            rendered = [*known, *messages]
-        elif history != "append":
-            whole = [*self.prompt_messages, *messages]
+        chat_format, history, prompt_messages = self.chat_format, self._history, self.prompt_messages
+        rendered: list[Message] | None = None  # the conversation to render again; None to append the new messages
+        if callable(history):
+            whole = [*prompt_messages, *messages]
             shown = history([message.copy() for message in whole])
             rendered = None if shown == whole else shown
             prompt_messages = [message.copy() for message in shown]  # the function may keep and modify its messages
+        elif history == "rerender":
+            rendered = [*known, *messages]
         if chat_format is not None:
             if rendered is None:
                 new = chat_format.observation(messages, self._ended_by, is_first=not known)
@@ -118,8 +117,7 @@ class Transcript:
                 self._extend(chat_format.render(rendered))
         if not known:
             self.prompt_length = len(self.token_ids)
-        if prompt_messages is not None:
-            self.prompt_messages = prompt_messages
+        self.prompt_messages = prompt_messages
         known += messages
         self._mark = mark
 
