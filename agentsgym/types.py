@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, NotRequired, TypedDict, TypeVar, cast
 
 from agentsgym._lazy import deferred
 from agentsgym.removed import REMOVED
@@ -21,6 +21,7 @@ from agentsgym.texts import as_json, shown
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Value = TypeVar("Value")
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
 
@@ -66,6 +67,13 @@ class Message(TypedDict):
     written: NotRequired[str]
 
 
+def with_fields(kind: type[Value], **values: Any) -> Value:
+    """Make a frozen value of all of its fields at once, as unpickling does; its constructor sets them one by one."""
+    value = object.__new__(kind)
+    object.__setattr__(value, "__dict__", values)
+    return value
+
+
 class StopReason(StrEnum):
     """Why an episode ended."""
 
@@ -100,7 +108,7 @@ class ToolCall:
     repair: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TurnRequest:
     """The observation that an agent answers in one turn of one session.
 
@@ -173,7 +181,7 @@ class Action:
         return _brief(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Turn:
     """One action: its place in the trajectory, its reward, and the environment's judgment of it.
 

@@ -43,7 +43,7 @@ from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.reader import read_answer, reader_of
 from agentsgym.tokens.transcript import History
-from agentsgym.types import Action, Message, Turn, TurnRequest
+from agentsgym.types import Action, Message, Turn, TurnRequest, with_fields
 
 # pyright: reportPrivateUsage=false
 # The hooks are private for users of an environment; trials call them.
@@ -172,13 +172,16 @@ class Exchange:
             self._potential = None if potential is None else as_number("_potential", potential)
         if tools:
             conversation.has_tools = True
-        return TurnRequest(
+        return with_fields(
+            TurnRequest,
             session_id=self.session_id,
             messages=messages,
             token_ids=transcript.token_ids,
             agent_state=conversation.agent_state,
             max_new_tokens=room,
             tools=tools,
+            seed=None,
+            answer_schema=None,
         )
 
     def _needs_note(self, notes: NotedHistory) -> bool:
@@ -258,7 +261,8 @@ class Exchange:
         """Return the turn of the recorded action, which led to this step."""
         transcript, action, (start, stop) = self._transcript, self._action, self._span
         reward, _, invalid, role_rewards, _, components, role_components = step
-        return Turn(
+        return with_fields(
+            Turn,
             start=start,
             stop=stop,
             reward=reward,

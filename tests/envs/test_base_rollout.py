@@ -98,6 +98,7 @@ def test_a_small_policy_plays_two_tasks_twice() -> None:
         assert all(1 <= turn.stop - turn.start <= 6 for turn in trajectory.turns)
         for turn in trajectory.turns:
             assert all(value < 0.0 for value in trajectory.logprobs[turn.start : turn.stop])
+            assert vars(turn).keys() == type(turn).__dataclass_fields__.keys()
             output = trajectory.messages[turn.message_index]["content"]
             assert tokenizer.decode(trajectory.token_ids[turn.start : turn.stop], skip_special_tokens=True) == output
     assert env.active_states == {}
