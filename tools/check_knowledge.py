@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from agentsgym.envs.TwentyQuestions import GreedyPlayer, TwentyQuestionsEnv, lower_bound_questions
-from agentsgym.envs.TwentyQuestions.gamemaster import Language, Meaning
 from agentsgym.envs.TwentyQuestions.knowledge import (
     OBJECTS_FILE,
     PROPERTIES_FILE,
@@ -26,6 +25,7 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     form_faults,
     read_knowledge,
 )
+from agentsgym.envs.TwentyQuestions.language import Form, Language, Meaning
 from agentsgym.envs.TwentyQuestions.parsing import Guess, Reader, core, normalize
 
 FIRST_ROW_LINE = 2
@@ -143,17 +143,20 @@ def _check_names(knowledge: KnowledgeBase, language: Language, path: Path) -> It
 
 
 def _check_questions(knowledge: KnowledgeBase, language: Language, path: Path) -> Iterator[str]:
-    asked: dict[str, str] = {}
+    owners: dict[Form, Meaning] = {}
     for line, entry in enumerate(knowledge.properties.values(), FIRST_ROW_LINE):
-        owner = asked.setdefault(core(normalize(entry.question)), entry.key)
-        if owner != entry.key:
-            yield f"{path.name}:{line}: {entry.question!r} is also the question of {owner}"
-        for text, negates in [(entry.question, False), *((t, n) for t, n, is_key in language.phrases(entry) if is_key)]:
-            wanted = Meaning(key=entry.key, opposite=negates)
-            found = language.read(f"it {text}")
-            if found != (wanted,):
+        for text, negates in language.phrases(entry):
+            form, is_odd = language.form(text)
+            owner = owners.setdefault(form, Meaning(key=entry.key, opposite=negates != is_odd))
+            found, wanted = language.read(text), Meaning(key=entry.key, opposite=negates)
+            if owner.key != entry.key:
+                yield f"{path.name}:{line}: {text!r} is also a question of {owner.key}"
+            elif found != (wanted,):
                 shown = [f"{'not ' * meaning.opposite}{meaning.key}" for meaning in found]
                 yield f"{path.name}:{line}: {text!r} is understood as {shown or 'nothing'}"
+        for text in entry.neighbors:
+            if any(meaning.key == entry.key for meaning in language.read(text)):
+                yield f"{path.name}:{line}: {text!r} is understood as {entry.key}, although it is listed as a neighbor"
 
 
 if __name__ == "__main__":

@@ -28,6 +28,9 @@ _VALUES: Mapping[str, Callable[[str, str], bool]] = {
     "first_letter": lambda name, letter: (
         (name[0] in "aeiou") is (letter == "vowel") if len(letter) > 1 else name[0] == letter
     ),
+    "last_letter": lambda name, letter: (
+        (name[-1] in "aeiou") is (letter == "vowel") if len(letter) > 1 else name[-1] == letter
+    ),
     "letters_over": lambda name, count: sum(map(str.isalpha, name)) > int(count),
     "letters_under": lambda name, count: sum(map(str.isalpha, name)) < int(count),
     "letters": lambda name, count: sum(map(str.isalpha, name)) == int(count),
@@ -42,7 +45,7 @@ WORDINGS_FILE = FOLDER / "wordings.csv"
 CATEGORIES_FILE = FOLDER / "categories.txt"
 
 OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "category", "hard", "yes", "sometimes")
-PROPERTY_COLUMNS = ("property", "question", "phrases", "context")
+PROPERTY_COLUMNS = ("property", "question", "phrases", "not")
 VALUES = ("yes", "no", "sometimes")
 
 _INNERMOST = re.compile(r"\(([^()]*)\)")
@@ -100,14 +103,14 @@ class Property:
     Attributes:
         key: The property's name in configurations and in ``knowledge.csv``.
         question: The question in canonical wording.
-        phrases: The phrases that name the property. A leading ``!`` marks a phrase that denies it.
-        context: The phrases that may accompany them without changing the meaning, or with ``!`` reverse it.
+        phrases: Further questions about the property, normalized. A leading ``!`` marks one that denies it.
+        neighbors: Questions that sound alike and have another answer for some object; none of them is the property's.
     """
 
     key: str
     question: str
     phrases: tuple[str, ...]
-    context: tuple[str, ...]
+    neighbors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +248,7 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
             key=row["property"],
             question=row["question"],
             phrases=expand_list(row["phrases"]),
-            context=expand_list(row["context"]),
+            neighbors=expand_list(row["not"]),
         )
         for row in read_rows(properties_path)
     }
@@ -275,9 +278,9 @@ load_knowledge: Callable[[], KnowledgeBase] = functools.cache(read_knowledge)
 
 @functools.cache
 def load_wordings() -> Mapping[str, tuple[str, ...]]:
-    """Read the shared synonyms: the phrases that mean a term, that mean nothing (""), or that form a list ("@…").
+    """Read the words and phrases that mean the same ("" for nothing), or that form a list ("@…").
 
-    A term that occurs in no property, such as "owned" for "have a tree", makes a question not understood.
+    A phrase with ``^`` in front is replaced only at the beginning of a question, one with ``$`` behind only at its end.
     """
     wordings: dict[str, tuple[str, ...]] = {}
     for row in read_rows(WORDINGS_FILE):
