@@ -36,8 +36,11 @@ _SWAPPED = re.compile(
 _EITHER = re.compile(r"\b(bigger|larger|smaller) or (bigger|larger|smaller) than (.+)")
 # "Is the animal a mammal?"
 _KIND = re.compile(r"(is|was|does|can|could|has) (?:the|this|your) (?:animal|creature|plant|food|device|product) ")
-# "Can it smell?", which is not "Does it smell?"
-_SENSES = re.compile(r"(?:can|could) it (?:see|hear|smell|taste|feel)\b")
+# "Can it smell?" is not "Does it smell?", and "not" does not deny the property in "if you are not careful"
+_UNANSWERED = re.compile(
+    r"^(?:can|could) it (?:see|hear|smell|taste|feel)\b|\bnot (?:only|just)\b|\bif (?:i|you|we|people) (?:are|do) not"
+)
+_MONEY = re.compile(r"\$ ?(\d+)|(\d+) ?\$")
 # "Can you put it in your pocket?", which is not "Do you keep it in your pocket?"
 _FITS = re.compile(
     r"(?:can|could) (?:i|you|we|one|people|someone|a person) (?:easily )?(?:put|fit|carry|slip|stick|store) it "
@@ -66,7 +69,9 @@ _DERIVED = re.compile(
 )
 _COMPARISON = re.compile(r"(?:is it )?(?P<how>bigger|larger|smaller)(?: in size)? than (?:an? |the )?(?P<what>.+)")
 _WORD = re.compile(r"[a-z0-9']+|[^\s\w.,:;!?()/\[\]'\"&-]|\w+")
-_MAINLY: Final = frozenset(("child", "woman", "women", "winter", "part"))  # of which "mainly" is meant
+#: Words with which "mainly" matters
+_MAINLY: Final = frozenset(("child", "woman", "female", "girl", "lady", "winter", "cold", "part"))
+_LISTING: Final = frozenset(("and", "or", "but"))
 _PRONOUNS: Final = ("it", "that")
 _NOTHING: Final[Trie] = {}
 
@@ -143,8 +148,9 @@ class Language:
         are written as "is it bigger than a car".
         """
         text = core(normalize(question)) if len(question) <= _MAX_CHARACTERS else ""
-        if _SENSES.match(text):
+        if _UNANSWERED.search(text):
             return ""
+        text = _MONEY.sub(r"\1\2 dollars", text.replace(",000", "000"))
         tag = TAG.search(text, max(0, len(text) - _MAX_TAG))
         text = text[: tag.start()] if tag else text
         inverted = _INVERTED.match(text)
@@ -207,6 +213,8 @@ class Language:
             words += given[start : start + 1] if end == start else means
             start = max(end, start + 1)
         negates = words.count("not") % 2 == 1
+        if words.count("not") > 1 and not _LISTING.isdisjoint(words):  # "no horns and no antlers"
+            return (), False
         drops = ("not",) if _MAINLY.intersection(words) else ("not", "mainly")
         words = [one for one in words if one not in drops]
         words = [one for n, one in enumerate(words) if one != "that" or words[n - 1 : n] == ["thing"]]
