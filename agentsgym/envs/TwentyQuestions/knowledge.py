@@ -36,13 +36,14 @@ _VALUES: Mapping[str, Callable[[str, str], bool]] = {
     "letters": lambda name, count: sum(map(str.isalpha, name)) == int(count),
     "letter": lambda name, letter: letter in name,
     "words": lambda name, count: len(name.split()) == int(count),
+    "name": lambda name, other: name.replace("-", " ") == other,
 }
 
 FOLDER = Path(__file__).parent
 OBJECTS_FILE = FOLDER / "knowledge.csv"
 PROPERTIES_FILE = FOLDER / "properties.csv"
 WORDINGS_FILE = FOLDER / "wordings.csv"
-CATEGORIES_FILE = FOLDER / "categories.txt"
+OTHER_NAMES_FILE = FOLDER / "other_names.txt"
 
 OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "category", "hard", "yes", "sometimes")
 PROPERTY_COLUMNS = ("property", "question", "phrases", "not")
@@ -115,12 +116,12 @@ class Property:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnowledgeBase:
-    """Objects by name, properties by key, and every name of every object."""
+    """Objects by name, properties by key, every name of every object, and names of other common things."""
 
     objects: Mapping[str, KnownObject]
     properties: Mapping[str, Property]
     names: Mapping[str, str]
-    categories: frozenset[str]
+    other_names: frozenset[str]
 
     def value(self, name: str, key: str) -> str | None:
         """Look up a property of an object, or derive it from names or sizes; None if it is unknown or unclear."""
@@ -268,7 +269,7 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
         objects=objects,
         properties=properties,
         names={name: known.name for known in objects.values() for name in known.names},
-        categories=frozenset(CATEGORIES_FILE.read_text(encoding="utf-8").split()),
+        other_names=frozenset(OTHER_NAMES_FILE.read_text(encoding="utf-8").splitlines()),
     )
 
 

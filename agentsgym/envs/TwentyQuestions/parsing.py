@@ -5,6 +5,7 @@ Words and sentences are matched as a whole, never as substrings.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Callable, Sized
@@ -62,46 +63,67 @@ _SUBJECT = re.compile(
     r"(?: (?:that )?(?:you are thinking (?:of|about)|you have in mind|in question))?|this)\b(?!')"
 )
 _SENTENCE = re.compile(r"([^.!?\n]+)([.!?\n]*)")
+_MARKED = re.compile(
+    r"\$*\\boxed\{(?:\\text\{)?([^{}]*)\}+\$*|<((?:final ?)?(?:answer|guess))>([^<>]*)</\2>"  # in place of brackets
+)
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will|should|might"
 PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
 _FILLER = re.compile(
-    r"(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|please|sure|first|next)\b[ ,:]*"
-    rf"|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:{AUXILIARY}|it)\b))"
+    r"(?:ok|okay|so|well|hmm|aha|ah|oh|got it|i know|now|then|alright|great|good|thanks|thank you|and|please|sure|first"
+    rf"|next)\b[ ,:]*|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:{AUXILIARY}|it)\b))"
     r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?"
     rf"(?:(?: is)? ?[:,]+ *| (?:is )?(?=(?:{AUXILIARY}) ))"
     r"|q?\d+ *[):]+ *|[ ,:;>#]+"
 )
 _EDGES = " ?!.,:;'\n"
 _QUESTION_OPENING = re.compile(
-    rf"(?:{AUXILIARY}|may|if|am i|what|who|whose|which|where|when|why|how"
+    rf"(?:(?:{AUXILIARY}|may)(?:n't)?|if|am i|what|who|whose|which|where|when|why|how"
     r"|tell me|i want to know|i would like to know|i wonder)\b"
 )
 #: The end of a sentence that makes it a question; "would you have it" does not end in one
 TAG = re.compile(
     rf"[ ,]+(?:(?!have )(?:{AUXILIARY})(?:n'?t| not)? {PRONOUN}(?: not)?|right|correct|true|so|yes|no|yeah|huh|eh|innit"
-    r"|(?:yes|yeah|true|right) or (?:no|nah|false|wrong)|or (?:no|nah|nope|what))$"
+    r"|(?:yes|yeah|true|right) or (?:no|nah|false|wrong)|or (?:no|nah|nope|what)|am i right)$"
 )
 _ASKING = re.compile(r"\b(?:whether|wonder|wondering|ask|tell me|know if)\b")
-_STATEMENT = re.compile(r"\b(?:it|its|they|that|this|there) (?:is|are|was|has|can|does)?\b")
+_STATEMENT = re.compile(r"\b(?:it|its|they|that|this|there) (?:is|are|was|has|can|does)?\b|^let us\b")
 _DANGLING = re.compile(r"(?:is|could|might) it(?: be)?(?: an?| the)?")
-_ARTICLE = re.compile(r"(?:a|an|the|some)\s+")
+_ARTICLE = re.compile(r"^(?:a|an|the|some)\s+")
 
-_HEDGE = r"(?:(?:perhaps|possibly|maybe|by any chance|simply|just|actually|really) )?"
+#: Names that are adjectives or materials without an article
+_ADJECTIVE = re.compile(
+    r"auto|cedar|coral|cork|emerald|home|iron|jersey|jet|lavender|lime|maple|marble|mint|mobile|oak|orange|pine|plaster"
+    r"|plum|remote|ruby|semi|stone|violet|well|wire"
+)
+_MAX_GUESS = 100  # characters of a sentence that names an object
+_HEDGE = (
+    r"[ ,]*(?:(?:perhaps|possibly|maybe|by (?:any )?chance|simply|just|actually|really|probably|definitely|likely"
+    r"|certainly|surely|then|called)[ ,]+)*"
+)
+_IT = r"(?:it|they|that|these|those|you|he|she|its name)"
+_MODAL = r"(?:could|can|might|may|would|will|must|should)"
+_BE = (
+    r"(?:(?:are you|were you|you are) thinking (?:of|about)|are we talking about|(?:do|did) you mean"
+    rf"|(?:is|are|was|were)(?:n't| not)? {_IT}|{_MODAL}(?:n't)? {_IT}{_HEDGE}be|(?:does|do) {_IT} happen to be"
+    rf"|(?:{_IT} {_HEDGE})?(?:(?:{_MODAL}|has to|(?:(?:is|has) )?(?:got to|gotta)){_HEDGE}be|is|are|was)|its)\b"
+)
+_I_GUESS = (
+    r"(?:(?:(?:(?:i|we) (?:(?:am|will|would|am going to|am gonna|have to|want to|would like to) )?(?:now )?"
+    r"(?:(?:pretty|quite|fairly|very|almost|\d+ ?%) )?|let (?:me|us) |(?:would|do) you |going to |gonna )?(?:think"
+    r"|thinking|believe|say|sure|certain|convinced|guess|guessing|bet|betting|reckon|suspect|wonder|suppose|pick|choose"
+    r"|try|(?:go|going) (?:with|for))(?: that| if| whether)?|(?:how|what) about|tell me(?: if| whether)?)\b[ ,:]*)"
+)
 _SURE_GUESS = re.compile(
-    r"(?:(?:my|the) )?(?:(?:(?:final|last|best|first|next) )?(?:guess|answer)(?: is| would be| ?[:,])"
-    r"|(?:final|last) (?:guess|answer) )(?: that)?[ ,:]*(?:it is |is it )?(.+)"
+    r"(?:(?:(?:my|the) )?(?:(?:final|last|best|first|next) )?(?:guess|answer)(?: for it)?(?: is| would be| ?[:,])"
+    r"|(?:my )?(?:final|last) (?:guess|answer) )(?: that)?[ ,:]*(?:it is |is it )?(.+)"
 )
-_MILD_GUESS = re.compile(
-    r"(?:i (?:think|believe|say|am sure|would say|guess|will guess)(?: that)? )?it (?:is|must be|has to be) "
-    r"(.+)"
-    r"|i (?:(?:will|would) )?(?:now )?guess[ ,:]+(.+)"
-    r"|you are thinking of (.+)"
-)
-_ASKED_GUESS = re.compile(
-    rf"(?:is it|are they) {_HEDGE}(.+)"
-    rf"|(?:could|might|can|would) it {_HEDGE}be {_HEDGE}(.+)"
-    r"|are you thinking of (.+)"
+_GUESS = re.compile(rf"{_HEDGE}(?:{_I_GUESS}?{_BE}|{_I_GUESS}|){_HEDGE}(.+)")
+_KIND_OF = re.compile(r"(?:(?:an?|some|any) )?(?:kind|type|sort|form) of (.+)")
+#: What may follow the name in a guess
+_GUESS_ENDING = re.compile(
+    r"(?:[ ,.!;]+(?:please|by (?:any )?chance|perhaps|possibly|maybe|then|though|instead|for sure"
+    r"|i (?:think|guess|bet|wonder)|(?:(?:that |it )?is )?(?:my |it )?(?:final |last )?(?:answer|guess)|is it))+[ .!]*$"
 )
 
 
@@ -135,24 +157,25 @@ class Reader:
     """Parses actions, using the names in a knowledge base.
 
     Args:
-        knowledge: Provides the names of objects, and category words, which are not guesses ("a mammal").
+        knowledge: Provides the names of objects and of other things; any other noun may be a kind ("a mammal").
         read: Returns the properties that a normalized question is about; several if it contains several questions.
     """
 
     def __init__(self, knowledge: KnowledgeBase, read: Callable[[str], Sized]) -> None:
-        self._categories = knowledge.categories
         self._read = read
         self._names = {normalize(name): target for name, target in knowledge.names.items()}
         questions = (normalize(entry.question).replace("a kind of ", "") for entry in knowledge.properties.values())
-        kinds = (_ASKED_GUESS.fullmatch(core(question)) for question in questions)
-        self._kinds = frozenset(self._names.get(_without_article(_group(match))) for match in kinds if match)
-        for name, target in list(self._names.items()):
-            for plural in _plurals(name):
-                self._names.setdefault(plural, target)
+        guesses = (normalize(known.guess) for known in knowledge.objects.values() if not known.article)
+        kinds = (*questions, *(guess for guess in guesses if len(read(core(guess))) == 1))  # "Is it paper?"
+        self._kinds = frozenset(self._known(core(kind).removeprefix("is it "), "") for kind in kinds) - {None}
+        for name, target in [*self._names.items(), *zip(knowledge.other_names, knowledge.other_names, strict=True)]:
+            for form in (name, *_plurals(name)):
+                self._names.setdefault(form, target)
+        self._others = knowledge.other_names
 
     def canonical(self, name: str) -> str:
         """Return an object's canonical name: its name in the knowledge base, otherwise its normalized words."""
-        words = _without_article(core(normalize(name)))
+        words = _ARTICLE.sub("", core(normalize(name)))
         return self._names.get(words, words)
 
     def parse(self, action: str, solution: str = "") -> Move:
@@ -162,10 +185,10 @@ class Reader:
             action: The agent's text.
             solution: The canonical name of the secret, which need not be in the knowledge base.
         """
-        text = normalize(action)
+        text = _MARKED.sub(r"[\1\3]", normalize(action))
         if not core(text):
             return Fault.EMPTY
-        bare = self._known(core(text), solution)
+        bare = self._known(core(_GUESS_ENDING.sub("", text[:_MAX_GUESS])), solution)
         if bare is not None and not (text.endswith("?") and self._is_kind(bare, solution)):
             return Guess(name=bare)
         bracketed = [core(inner) for inner in _BRACKETS.findall(text) if core(inner)]
@@ -186,76 +209,72 @@ class Reader:
 
     def _sentence(self, sentence: str, solution: str, *, end: str) -> list[Question | Guess]:
         sure = _SURE_GUESS.fullmatch(sentence)
-        if sure and _group(sure):
-            return [self._named(_group(sure), solution)]
+        if sure and core(sure[1]):
+            return [self._named(core(sure[1]), solution)]
+        if TAG.fullmatch(f" {sentence}") or (" " not in sentence and self._known(sentence, solution) is None):
+            return []  # "Is it a clock? Yes or no?", "metal?"
         if "?" in end or _QUESTION_OPENING.match(sentence) or self._is_question(sentence, end):
             return self._question(sentence, solution)
-        mild = _MILD_GUESS.fullmatch(sentence)
-        words = _group(mild) if mild else ""
-        name = self._known(words, solution)
-        if name is None and words and len(self._read(f"is it {words}")) != 1:
-            name = self._object(words, solution)
+        name = self._guessed(sentence, solution) if _guess_words(sentence) != sentence else None
         return [] if name is None else [Guess(name=name)]
 
     def _is_question(self, sentence: str, end: str) -> bool:
-        """Return whether a sentence without a question mark is a question, such as "it's soft, right" or "bladed"."""
-        is_statement = "." in end or _STATEMENT.search(sentence)
+        """Return whether a sentence without a question mark is a question, such as "it's soft, right" or "has legs"."""
+        is_statement = "." in end or "!" in end or _STATEMENT.search(sentence)
         is_asked = not is_statement or TAG.search(sentence) or _ASKING.search(sentence)
         return bool(is_asked) and len(self._read(sentence)) == 1
 
     def _question(self, sentence: str, solution: str) -> list[Question | Guess]:
         """Return the question or the guess in a sentence, or two questions if there are several."""
-        question = Question(text=sentence)
-        is_property = len(self._read(sentence)) == 1
-        asked = _ASKED_GUESS.fullmatch(sentence)
-        words = _group(asked) if asked else sentence.removeprefix("is ")  # "Is a dog?"
-        name = self._known(words, solution)
-        if name is not None and is_property and self._is_kind(name, solution):
-            return [Question(text=sentence, name=name)]
-        if name is not None and not (is_property and words == "orange"):  # without an article, the color
+        num_properties = len(self._read(sentence))
+        name = self._guessed(sentence, solution)
+        if name is not None and not (num_properties == 1 and self._is_kind(name, solution)):
             return [Guess(name=name)]
-        if is_property:
-            return [question]
-        if len(self._read(sentence)) > 1 or self._is_choice(words, solution):
-            return [question, question]
-        name = self._object(words, solution) if asked else None
-        return [question if name is None else Guess(name=name)]
+        is_several = num_properties > 1 or (not num_properties and self._is_choice(sentence, solution))
+        return [Question(text=sentence, name=name or "")] * (2 if is_several else 1)
 
     def _is_kind(self, name: str, solution: str) -> bool:
         """Return whether a name stands for a kind of object, as in "Is it a fish?", and not for the secret."""
         return name != solution and name in self._kinds
 
-    def _is_choice(self, words: str, solution: str) -> bool:
-        names = words.split(" or ")
+    def _is_choice(self, sentence: str, solution: str) -> bool:
+        names = _guess_words(sentence).split(" or ") if " or " in sentence else ()
         return len(names) > 1 and all(self._known(name, solution) for name in names)
 
-    def _object(self, words: str, solution: str) -> str | None:
-        """Return the object meant by "a clock"; None for a possible description ("a clock radio", "a mammal")."""
-        known = self._known(words, solution)
-        if known is not None:
-            return known
-        bare = _without_article(words)
-        is_one_thing = bare != words and " " not in bare and bare.isalpha()
-        return bare if is_one_thing and bare not in self._categories else None
+    def _guessed(self, sentence: str, solution: str) -> str | None:
+        """Return the object that a sentence guesses, such as "I bet it is a clock"; None for a description."""
+        words = _guess_words(sentence)
+        kind = _KIND_OF.fullmatch(words)
+        if kind:  # may be true of another object: a helmet is some kind of hat
+            name = self._known(kind[1], solution)
+            return name if name and name == solution and name not in self._kinds else None
+        name = None if _ADJECTIVE.fullmatch(words) else self._known(words, solution)
+        is_description = name in self._others and name != solution and words == name and self._read(words)
+        # "Is it mint?", or true of the secret: a bowling ball is a ball
+        return None if is_description or solution.endswith(f" {name}") else name
 
     def _named(self, words: str, solution: str) -> Guess:
         """Return the guess in words that are marked as a guess, even if the object is unknown."""
-        return Guess(name=self._known(words, solution) or _without_article(words))
+        return Guess(name=self._known(words, solution) or _ARTICLE.sub("", words))
 
     def _known(self, words: str, solution: str) -> str | None:
-        bare = _without_article(words)
-        if bare in self._names:
-            return self._names[bare]
-        return solution if solution and (bare == solution or bare in _plurals(solution)) else None
+        """Return the object with a name, in which two neighboring letters may be exchanged; None if there is none."""
+        bare = _ARTICLE.sub("", words)
+        places = range(len(bare) - 1) if 6 <= len(bare) <= 20 and bare.count(" ") < 2 else ()
+        own = (solution, *_plurals(solution)) if solution else ()
+        for name in (bare, *(f"{bare[:i]}{bare[i + 1]}{bare[i]}{bare[i + 2 :]}" for i in places)):
+            found = self._names.get(name, solution if name in own else None)
+            if found is not None and (name == bare or not self._read(bare)):
+                return found
+        return None
 
 
-def _group(match: re.Match[str]) -> str:
-    """Return the text of the one group that took part in a match."""
-    return core(next(filter(None, match.groups())))
-
-
-def _without_article(words: str) -> str:
-    return _ARTICLE.sub("", words, count=1) if _ARTICLE.match(words) else words
+@functools.lru_cache(maxsize=8192)
+def _guess_words(sentence: str) -> str:
+    """Return what a sentence names if it is a guess; empty if it is too long to be one."""
+    short = sentence if len(sentence) <= _MAX_GUESS else ""
+    match = _GUESS.fullmatch(_GUESS_ENDING.sub("", TAG.sub("", short)))
+    return core(match[1]) if match else ""
 
 
 def _plurals(name: str) -> tuple[str, ...]:
