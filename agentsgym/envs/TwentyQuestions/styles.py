@@ -14,6 +14,7 @@ from agentsgym.envs.TextArena import SPEC as TEXT_ARENA
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, KnownObject
 from agentsgym.envs.TwentyQuestions.parsing import Guess, Move, Question, Reader, core, normalize
+from agentsgym.errors import ConfigError
 
 FIRST_PROMPT: Final = "I am thinking of an object. Ask your first question."
 LAST_TURN: Final = "This is your last turn: name the object."
@@ -80,8 +81,8 @@ class Style:
 class TextArenaStyle(Style):
     """The style of TextArena's ``TwentyQuestions-v0``, whose words and opening are read from the package.
 
-    Everything is a question except a guess in brackets, and a wrong guess loses. There is no "Sometimes", which is
-    answered "I don't know". TextArena accepts any guess that contains the secret; here it must be the object's name.
+    Everything is a question except a guess in brackets, and a wrong guess loses. As in the package, there is no
+    "Sometimes" but "I don't know". TextArena accepts any guess that contains the secret; here it must be its name.
     """
 
     last_turn = "You have no more questions: write your guess in brackets."
@@ -90,7 +91,12 @@ class TextArenaStyle(Style):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         self.is_final_guess = True
-        self._themes = _themes_of_words(self._is_hard)
+        if self._is_hard:
+            raise ConfigError(
+                "env_config['hardcore'] must be False with style 'textarena', as the knowledge base lacks most of its "
+                "hardcore words. Use style 'agentsgym', or name a hardcore word as the 'solution' of a task"
+            )
+        self._themes = _themes_of_words()
 
     def system_prompt(self) -> str | None:
         """Return None, since the opening explains the game."""
@@ -113,24 +119,24 @@ class TextArenaStyle(Style):
         return f"[{known.name}]"
 
     def parse(self, reader: Reader, action: str, solution: str) -> Move:
-        """Parse a guess in brackets; any other text is a question."""
-        text = action
-        guess = re.search(r"\[([a-zA-Z\s-]+)\]", text)
-        if guess and "?" not in text:
+        """Parse a guess in brackets; any other text is a question, which may name an object."""
+        guess = re.search(r"\[([a-zA-Z\s-]+)\]", action)
+        if guess and "?" not in action:
             return Guess(name=reader.canonical(guess[1]))
-        return Question(text=core(normalize(text)))
+        move = reader.parse(action, solution)
+        return Question(text=f"is its name [{move.name}]" if isinstance(move, Guess) else core(normalize(action)))
 
     def _opening(self, theme: str) -> str:
         game = TEXT_ARENA.load("textarena.envs.TwentyQuestions.env").TwentyQuestionsEnv
-        return game._prompt(SimpleNamespace(hardcore=self._is_hard, game_theme=theme), 0, {})
+        return game._prompt(SimpleNamespace(hardcore=False, game_theme=theme), 0, {})
 
 
 @functools.cache
-def _themes_of_words(is_hard: bool) -> dict[str, str]:
+def _themes_of_words() -> dict[str, str]:
     """Return the theme of each of TextArena's words."""
     module = TEXT_ARENA.load("textarena.envs.TwentyQuestions")
     text = resources.files(module).joinpath("twenty_questions_words.json").read_text(encoding="utf-8")
-    by_theme: Mapping[str, list[str]] = json.loads(text)["hardcore" if is_hard else "basic"]
+    by_theme: Mapping[str, list[str]] = json.loads(text)["basic"]
     return {word: theme for theme, words in by_theme.items() for word in words}
 
 

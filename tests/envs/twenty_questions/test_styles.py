@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+
 import pytest
 
 from agentsgym import ScriptedAgent
+from agentsgym.envs.TextArena import SPEC as TEXT_ARENA
 from agentsgym.envs.TwentyQuestions import GreedyPlayer, RandomPlayer, TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
+from agentsgym.errors import ConfigError
 
 pytest.importorskip("textarena")
 GAME = {"style": "textarena", "max_steps_per_episode": 21, "reward_scheme": "win"}
@@ -27,16 +33,40 @@ def test_the_opening_and_the_words_are_those_of_the_package() -> None:
     assert "[diving bell]" in one.messages[0]["content"]
     assert len(ENV.candidates.objects) > 100
     assert set(ENV.candidates.objects) <= {*load_knowledge().objects}
-    hard = TwentyQuestionsEnv(None, {**GAME, "hardcore": True})
-    assert "Hardcore" in hard.style.first_prompts()[0]
-    assert {"telescope", "monocle"} <= {*hard.candidates.objects}
+
+
+def test_the_hard_mode_is_absent() -> None:
+    with pytest.raises(ConfigError, match=r"must be False with style 'textarena'.* Use style 'agentsgym'"):
+        TwentyQuestionsEnv(None, {**GAME, "hardcore": True})
+    [one] = ENV.rollout([{"solution": "sextant"}], ScriptedAgent(["Is it a sextant?", "[sextant]"]))
+    assert (one.messages[2]["content"], one.success) == ("Yes", True)
+
+
+@pytest.mark.parametrize("secret", ["school", "marble", "yo-yo", "school nurse"])
+def test_a_question_with_a_name_is_answered_and_ends_nothing(secret: str) -> None:
+    script = [f"Is it a {secret}?", "Is it a castle?", "I think it's a rat", "is it a gizmo?", f"[{secret}]"]
+    assert reported(ENV, secret, *script) == (["Yes", "No", "No", "I don't know"], 1.0)
+
+
+def test_a_question_with_a_name_earns_information() -> None:
+    env = TwentyQuestionsEnv(None, {**GAME, "reward_scheme": "win_plus_information"})
+    [one] = env.rollout([{"solution": "school"}], ScriptedAgent(["Is it a castle?", "Is it a school?", "[school]"]))
+    assert one.turn_rewards[0] > 0
+    assert sum(one.turn_rewards[:2]) == pytest.approx(1.0)
+
+
+def test_the_gamemaster_of_the_package_has_these_replies() -> None:
+    source = inspect.getsource(TEXT_ARENA.load("textarena.envs.TwentyQuestions.env").TwentyQuestionsEnv.__init__)
+    options = re.search(r"gamemaster_options = (\[.*\])", source)
+    assert options
+    assert ast.literal_eval(options[1]) == [*ENV.style.replies.values()]
 
 
 def test_all_but_a_bracket_is_a_question_and_there_is_no_sometimes() -> None:
     question = load_knowledge().properties["metal"].question
     assert load_knowledge().value("chair", "metal") == "sometimes"
     heard, reward = reported(ENV, "chair", "Is it alive?", question, "I like turtles", "Is it [table]?", "[Chairs]")
-    assert heard == ["No", "I don't know", "I don't know", "I don't know"]
+    assert heard == ["No", "I don't know", "I don't know", "No"]
     assert reward == 1.0
 
 
