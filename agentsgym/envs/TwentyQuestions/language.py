@@ -35,7 +35,9 @@ _SWAPPED = re.compile(
 # "Is it bigger or smaller than a car?"
 _EITHER = re.compile(r"\b(bigger|larger|smaller) or (bigger|larger|smaller) than (.+)")
 # "Is the animal a mammal?"
-_KIND = re.compile(r"(is|was|does|can|could|has) (?:the|this|your) (?:animal|creature|plant|food|device|product) ")
+_KIND = re.compile(
+    r"(is (?=the|your)|does |can |could |has )(?:the|it|your) (?:animal|creature|plant|food|device|product) "
+)
 # "Can it smell?" is not "Does it smell?", and "not" does not deny the property in "if you are not careful"
 _UNANSWERED = re.compile(
     r"^(?:can|could) it (?:see|hear|smell|taste|feel)\b|\bnot (?:only|just)\b|\bif (?:i|you|we|people) (?:are|do) not"
@@ -48,7 +50,7 @@ _FITS = re.compile(
 )
 _AND_OR = re.compile(r",? (?:and|or|but) ")
 # An illustration at the end, which a question is also understood without
-_ASIDE = re.compile(r"(?:,? (?:such as|for example|for instance)|, (?:like|say)| like(?=.* or ))\b.*")
+_ASIDE = re.compile(r"(?:,? (?:such as|for example|for instance)|, (?:like|say)(?= an? )| like(?=.* or ))\b.*")
 _NUMBERS = {
     word: str(n)
     for n, word in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
@@ -103,6 +105,7 @@ class Language:
         self._uninflected = frozenset(wordings["@uninflected"])
         shared = [(means, text) for means, texts in wordings.items() if means[:1] != "@" for text in texts]
         self._words = {text: means for means, text in shared if re.fullmatch(r"[\w']+", text)}
+        self._known: set[str] = set()  # words of the listed questions
         self._plain_word = functools.lru_cache(maxsize=8192)(self._plainest)
         self._anywhere: Trie = {}
         self._starts: Trie = {}
@@ -119,6 +122,7 @@ class Language:
         self._meanings: dict[Form, Meaning] = {}
         for entry in knowledge.properties.values():
             for text, negates in self.phrases(entry):
+                self._known.update(_WORD.findall(text))
                 form, sign = self.form(text)
                 self._meanings.setdefault(form, Meaning(key=entry.key, opposite=sign != negates))
         self.read = functools.lru_cache(maxsize=8192)(self._read)
@@ -158,7 +162,7 @@ class Language:
         text = f"{inverted[1]} {text[inverted.end() :]}" if inverted else text
         text = text.removesuffix(" or not").rstrip(" ,")
         kind = _KIND.match(text)
-        text = f"{kind[1]} it {text[kind.end() :]}" if kind else text
+        text = f"{kind[1]}it {text[kind.end() :]}" if kind else text
         text = _FITS.sub("does it fit ", text)
         swapped = _SWAPPED.fullmatch(text) if text.endswith(" than it") else None
         if swapped:
@@ -233,7 +237,11 @@ class Language:
         return [plain for word in _WORD.findall(text) for plain in self._plain_word(word).split()]
 
     def _plainest(self, word: str) -> str:
+        """Return the plainest form of a word, in which two neighboring letters may be exchanged ("anmial")."""
         word = word.removesuffix("'s")
+        places = range(len(word) - 1) if 6 <= len(word) <= 20 and word not in self._known else ()
+        meant = self._known.intersection(f"{word[:i]}{word[i + 1]}{word[i]}{word[i + 2 :]}" for i in places)
+        word = meant.pop() if len(meant) == 1 else word
         singular = word if word in self._uninflected else _singular(word)
         return self._words.get(word, self._words.get(singular, singular))
 
