@@ -27,7 +27,7 @@ _MAX_TAG: Final = 30  # characters of a tag such as ", isn't it"; a longer searc
 _MAX_STARTS: Final = 12  # replacements at the beginning of one question
 
 # "Isn't it alive?"
-_INVERTED = re.compile(rf"({AUXILIARY})n'?t (?={PRONOUN}\b)")
+_INVERTED = re.compile(rf"({AUXILIARY})(?:n'?t| not) (?={PRONOUN}\b)")
 # "Would a car be smaller than it?"
 _SWAPPED = re.compile(
     r"(?:(?:is|are|would) )?(?!it\b)(?P<what>.+?) (?:(?:is|be|are) )?(?P<how>bigger|larger|smaller) than it"
@@ -124,7 +124,8 @@ class Language:
             for text, negates in self.phrases(entry):
                 self._known.update(_WORD.findall(text))
                 form, sign = self.form(text)
-                self._meanings.setdefault(form, Meaning(key=entry.key, opposite=sign != negates))
+                if form:
+                    self._meanings.setdefault(form, Meaning(key=entry.key, opposite=sign != negates))
         self.read = functools.lru_cache(maxsize=8192)(self._read)
 
     def understand(self, question: str) -> Meaning | None:
