@@ -24,7 +24,7 @@ from agentsgym.envs.datasets.options import (
 )
 from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
-from agentsgym.envs.TwentyQuestions.knowledge import Candidates, KnowledgeBase, load_knowledge
+from agentsgym.envs.TwentyQuestions.knowledge import Candidates, KnowledgeBase, is_about_name, load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.user_checks import is_async
@@ -45,6 +45,8 @@ def _is_choice(value: Any) -> bool:
 
 _PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's default", valid=or_none(is_number(0)))
 _SWITCH = Field(default=False, expected="True or False", valid=is_bool)
+#: What a turn can be apart from a question that is answered; their fractions of all turns are metrics.
+_KINDS_OF_TURNS = ("not_understood", "not_known", "invalid", "guess")
 _REPLY_OF_TEXT = {core(normalize(reply)): reply for reply in REPLIES}
 #: The reward of a turn before penalties, from whether it was the correct guess and the fraction of information that it
 #: gained (0 if it ended the game), by scheme; the first one is the default.
@@ -67,6 +69,12 @@ class TwentyQuestionsEnv(MultistepEnv):
     A task is ``{"solution": str, "seed": int}``; any solution is allowed. If the knowledge base does not contain it, a
     correct guess is still recognized, but every question about a property is answered "I don't know.".
 
+    A question that is not understood is answered "I don't understand the question.", and one about a value that is
+    unknown or unclear "I don't know."; ``info["not_understood"]`` is True for the former. (The reply is "I don't know."
+    to both in the style of TextArena, if ``properties`` is a list, and from a ``gamemaster``.) Every ``info`` contains
+    the ``information`` gained so far, in [0, 1], and the fractions of turns ``not_understood_turns``,
+    ``not_known_turns``, ``invalid_turns`` and ``guess_turns``, which are therefore metrics.
+
     Keys of ``env_config`` in addition to the common ones:
 
     - ``objects``: the possible secrets, relative to which information is measured: a list of names, or ``"all"``
@@ -74,13 +82,14 @@ class TwentyQuestionsEnv(MultistepEnv):
     - ``properties``: the properties that the gamemaster can answer questions about: ``"all"`` or a list of keys.
     - ``hardcore``: whether only the rarer objects are used.
     - ``final_guess``: whether a wrong guess loses the game; otherwise it is only answered "No.".
+    - ``spelling``: whether questions about the letters, the length and the words of the object's name are answered.
     - ``style``: ``"agentsgym"`` (default) or ``"textarena"``, the prompts, words and rules of guessing of TextArena's
       ``TwentyQuestions-v0`` (which allows 21 turns): see :mod:`agentsgym.envs.TwentyQuestions.styles`.
     - ``reward_scheme``: ``"win_plus_information"`` (default), ``"win"`` or ``"lmrl"``; see
       :data:`REWARD_SCHEMES`.
     - ``invalid_penalty``, ``repeat_penalty``: the costs of an invalid action and a repeated question, in any scheme; by
       default 0.1 and 0.05 under ``win_plus_information`` and 0 under the others, which keep their definitions.
-    - ``unknown_penalty``: the cost of a question answered "I don't know."; 0 by default.
+    - ``unknown_penalty``: the cost of a question that is not understood or answered "I don't know."; 0 by default.
     - ``gamemaster``: a callable ``(solution, question) -> str`` that replaces the built-in one. It may be async, as an
       :class:`~agentsgym.envs.TwentyQuestions.agent_gamemaster.AgentGamemaster` is. Its arguments are the solution as
       written in the task, and the agent's text; guesses are judged by the environment. "Yes", "no", "Sometimes" and "I
@@ -94,6 +103,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         "properties": Field(default="all", expected="'all' or a list of property keys", valid=_is_choice),
         "hardcore": _SWITCH,
         "final_guess": _SWITCH,
+        "spelling": Field(default=True, expected="True or False", valid=is_bool),
         "style": choice_field(*STYLES),
         "reward_scheme": choice_field(*REWARD_SCHEMES),
         "invalid_penalty": _PENALTY,
@@ -152,6 +162,7 @@ class TwentyQuestionsEnv(MultistepEnv):
             "candidates": self.candidates.all | secret_bit,
             "num_at_start": (self.candidates.all | secret_bit).bit_count(),
             "asked": frozenset[str](),
+            "kinds": (),
             "turns_left": self.env_config["max_steps_per_episode"],
             "observation": self.style.first_prompt(solution),
             "done": False,
@@ -162,6 +173,13 @@ class TwentyQuestionsEnv(MultistepEnv):
         return f"{state['observation']} {self.style.last_turn}" if is_last else state["observation"]
 
     def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
+        next_state, reward, done, info = self._step_move(state, action)
+        kinds = (*state["kinds"], _kind_of_turn(info))
+        fractions = {f"{kind}_turns": kinds.count(kind) / len(kinds) for kind in _KINDS_OF_TURNS}
+        information = 1 + self._potential(next_state)
+        return {**next_state, "kinds": kinds}, reward, done, {**info, "information": information, **fractions}
+
+    def _step_move(self, state: State, action: str) -> Stepped:
         move = self.style.parse(load_reader(), action, state["solution"])
         state = {**state, "turns_left": state["turns_left"] - 1}
         if isinstance(move, Fault):
@@ -203,7 +221,9 @@ class TwentyQuestionsEnv(MultistepEnv):
         meaning = load_language().understand(question.text)
         expected = self.style.allowed(self._gamemaster(state["solution"], question.text))
         reply = expected
-        if self.env_config["gamemaster"]:
+        if meaning and is_about_name(meaning.key) and not self.env_config["spelling"]:
+            meaning, reply = None, UNKNOWN
+        elif self.env_config["gamemaster"]:
             reply = self.style.allowed(self._custom_reply(state["solution_as_given"], action.strip()))
         kept = ~self.candidates.bit.get(question.name, 0)
         if meaning and reply == expected != UNKNOWN:
@@ -211,9 +231,11 @@ class TwentyQuestionsEnv(MultistepEnv):
             kept &= self.candidates.mask(self.knowledge, meaning.key, value) | state["secret_bit"]
         topic = f"property {meaning.key}" if meaning else f"question {question.text}"
         penalty: float = self.env_config["unknown_penalty"] if reply == UNKNOWN else 0.0
-        next_state, reward = self._rule_out(state, topic, kept=kept, penalty=penalty)
-        info = {"success": False, "property": meaning.key if meaning else None, "reply": reply}
-        return {**next_state, "observation": self.style.replies.get(reply, reply)}, reward, False, info
+        next_state, earned = self._rule_out(state, topic, kept=kept, penalty=penalty)
+        not_understood = meaning is None and reply == UNKNOWN
+        info = {"success": False, "property": meaning and meaning.key, "reply": reply, "not_understood": not_understood}
+        text = self.style.not_understood if not_understood else self.style.replies.get(reply, reply)
+        return {**next_state, "observation": text}, earned, False, info
 
     def _custom_reply(self, solution: str, question: str) -> str:
         """Return the configured gamemaster's reply, in the wording of the built-in one if it is one of its replies."""
@@ -249,7 +271,8 @@ class TwentyQuestionsEnv(MultistepEnv):
 
         A word-level tokenizer built from these encodes and decodes whole games.
         """
-        observations = [*self.style.first_prompts(), *self.style.replies.values(), *(fault.value for fault in Fault)]
+        replies = dict.fromkeys([*self.style.replies.values(), self.style.not_understood])
+        observations = [*self.style.first_prompts(), *replies, *(fault.value for fault in Fault)]
         system = [message["content"] for message in system_messages(self)]
         prompts = [*system, *observations, *(f"{text} {self.style.last_turn}" for text in observations)]
         questions = [self.knowledge.properties[key].question for key in self.candidates.properties]
@@ -285,6 +308,11 @@ class TwentyQuestionsEnv(MultistepEnv):
             for row, solution in enumerate(shuffled(chosen, settings["size"], generator))
         ]
         return dataset_of(tasks, class_path(cls), env_config)
+
+
+def _kind_of_turn(info: Mapping[str, Any]) -> str:
+    named = next((kind for kind in _KINDS_OF_TURNS if info.get(kind)), "answered")
+    return "not_known" if named == "answered" and info.get("reply") == UNKNOWN else named
 
 
 def information_fraction(before: int, after: int, at_start: int) -> float:

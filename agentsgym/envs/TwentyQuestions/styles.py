@@ -18,13 +18,16 @@ from agentsgym.errors import ConfigError
 
 FIRST_PROMPT: Final = "I am thinking of an object. Ask your first question."
 LAST_TURN: Final = "This is your last turn: name the object."
+NOT_UNDERSTOOD: Final = "I don't understand the question."
 
 _SYSTEM_PROMPT = (
     "Let's play Twenty Questions. I am thinking of an object, and you find out which one it is. You have {turns}. "
     'In each turn ask me one question about the object; I answer "Yes.", "No.", "Sometimes." or "I don\'t know.". '
     'To guess the object, ask for it by name, as in "Is it a clock?", or write it in brackets, as in [clock]. '
-    "{wrong_guess} Answer with your question or your guess alone."
+    "{wrong_guess}{limits} Answer with your question or your guess alone."
 )
+_REWORD = f' "{NOT_UNDERSTOOD}" means that I need it in other words.'
+_NO_SPELLING = " I do not answer questions about the letters or the length of its name."
 _WRONG_GUESS = {
     True: "You have a single guess: a wrong one ends the game.",
     False: 'A wrong guess is answered "No." like any other question.',
@@ -37,6 +40,8 @@ class Style:
     Attributes:
         last_turn: The sentence that ends the prompt of the last turn.
         replies: The wording of each possible reply.
+        not_understood: The wording of the reply to a question that is not understood. It differs from "I don't know."
+            unless the game has a few properties, and so a small vocabulary, or a gamemaster with replies of its own.
         is_final_guess: Whether a wrong guess ends the game.
     """
 
@@ -47,11 +52,15 @@ class Style:
         self.num_turns: int = config["max_steps_per_episode"]
         self.is_final_guess: bool = config["final_guess"]
         self._is_hard: bool = config["hardcore"]
+        self._has_spelling: bool = config["spelling"]
+        is_open = config["properties"] == "all" and config["gamemaster"] is None
+        self.not_understood: str = NOT_UNDERSTOOD if is_open else self.replies[UNKNOWN]
 
     def system_prompt(self) -> str | None:
         """Return the system message."""
         turns = "1 turn" if self.num_turns == 1 else f"{self.num_turns} turns"
-        return _SYSTEM_PROMPT.format(turns=turns, wrong_guess=_WRONG_GUESS[self.is_final_guess])
+        limits = _REWORD * (self.not_understood == NOT_UNDERSTOOD) + _NO_SPELLING * (not self._has_spelling)
+        return _SYSTEM_PROMPT.format(turns=turns, wrong_guess=_WRONG_GUESS[self.is_final_guess], limits=limits)
 
     def first_prompts(self) -> list[str]:
         """Return every message that can open a game."""
@@ -96,6 +105,7 @@ class TextArenaStyle(Style):
                 "env_config['hardcore'] must be False with style 'textarena', as the knowledge base lacks most of its "
                 "hardcore words. Use style 'agentsgym', or name a hardcore word as the 'solution' of a task"
             )
+        self.not_understood = self.replies[UNKNOWN]
         self._themes = _themes_of_words()
 
     def system_prompt(self) -> str | None:

@@ -154,6 +154,86 @@ def test_a_known_solution_outside_the_game_is_answered_from_the_facts() -> None:
     assert turns[0][1] == pytest.approx(math.log2(21 / 16) / math.log2(21))
 
 
+OPEN = TwentyQuestionsEnv(None, {"objects": OBJECTS})
+NONSENSE, ODD = "Does it glorp the frumious?", "I don't understand the question."
+
+
+def test_what_is_not_understood_is_told_apart_from_what_is_not_known() -> None:
+    for solution, action, reply, not_understood in (
+        ("bee", NONSENSE, ODD, True),
+        ("testword", "Is it an animal?", "I don't know.", False),
+        ("bee", "Is it an animal?", "Yes.", False),
+    ):
+        [(_, _, _, info)], state = play(OPEN, solution, [action])
+        assert (state["observation"], info["not_understood"]) == (reply, not_understood)
+    assert ODD in OPEN._system_prompt()
+    assert ODD in OPEN.vocabulary_texts()
+
+
+@pytest.mark.parametrize(
+    "config", [GAME, {"gamemaster": lambda solution, question: "I don't know."}], ids=["few properties", "own"]
+)
+def test_a_closed_vocabulary_and_a_gamemaster_keep_one_reply(config: dict[str, Any]) -> None:
+    env = TwentyQuestionsEnv(None, config)
+    turns, state = play(env, "bee", [NONSENSE])
+    assert (state["observation"], turns[0][3]["not_understood"]) == ("I don't know.", True)
+    _, state = play(env, "testword", ["Is it an animal?"])
+    assert state["observation"] == "I don't know."
+    assert ODD not in " ".join(env.vocabulary_texts())
+
+
+def test_a_gamemaster_of_ones_own_that_answers_has_understood() -> None:
+    env = TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: "No."})
+    assert play(env, "bee", [NONSENSE])[0][0][3]["not_understood"] is False
+
+
+def test_the_penalty_for_an_unknown_reply_holds_for_both() -> None:
+    env = TwentyQuestionsEnv(None, {"objects": OBJECTS, "unknown_penalty": 0.5})
+    assert rewards(env, "testword", ["Is it an animal?", NONSENSE]) == [-0.5, -0.5]
+
+
+def test_fractions_of_turns_and_the_information_are_metrics() -> None:
+    actions = ["Is it an animal?", NONSENSE, "Is it a dog?", "hello", "Can it fly?", NONSENSE, "Is it a bee?"]
+    [known] = OPEN.rollout([{"solution": "bee"}], ScriptedAgent(actions))
+    assert known.metrics == pytest.approx({
+        "information": 1.0,
+        "not_understood_turns": 2 / 7,
+        "not_known_turns": 0.0,
+        "invalid_turns": 1 / 7,
+        "guess_turns": 2 / 7,
+    })  # fmt: skip
+    [lost] = OPEN.rollout([{"solution": "testword"}], ScriptedAgent(["Is it an animal?", NONSENSE, "", ""]))
+    assert (lost.metrics["not_known_turns"], lost.metrics["information"]) == (0.25, 0.0)
+    turns, _ = play(OPEN, "bee", ["Is it an animal?", NONSENSE])
+    assert [info["information"] for *_, info in turns] == pytest.approx([math.log(20 / 5) / math.log(20)] * 2)
+
+
+LETTERS = (
+    "Does it start with b?",
+    "Does it contain the letter e?",
+    "Does it have more than 2 letters?",
+    "Is it one word?",
+    "Is the first letter a vowel?",
+)
+
+
+@pytest.mark.parametrize("question", LETTERS)
+def test_questions_about_the_name_can_be_turned_off(question: str) -> None:
+    heard = []
+    own = {"gamemaster": lambda solution, text: heard.append(text) or "Yes."}
+    for config, reply in ({}, ODD), ({"style": "textarena"}, "I don't know"), (own, "I don't know."):
+        if config.get("style"):
+            pytest.importorskip("textarena")
+        [(_, reward, _, info)], state = play(
+            TwentyQuestionsEnv(None, {**config, "objects": OBJECTS, "spelling": False}), "bee", [question]
+        )
+        assert (state["observation"], reward, info["not_understood"]) == (reply, 0.0, True)
+    assert heard == []
+    assert play(OPEN, "bee", [question])[0][0][3]["not_understood"] is False
+    assert "letters" in TwentyQuestionsEnv(None, {"spelling": False})._system_prompt()
+    assert "letters" not in OPEN._system_prompt()
+
+
 def test_properties_outside_the_game_are_not_answered() -> None:
     _, state = play(ENV, "bee", ["Does it have fur?"])
     assert state["observation"] == "I don't know."
