@@ -12,6 +12,7 @@ from agentsgym.envs.PriceList import ImitationPlayer as ShoppingPlayer
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.envs.TwentyQuestions.protocols import VARIANTS
 from benchmarks.real_asker import FreeAsker
 from benchmarks.real_games import CarelessGuesser, NumberGuessing
 from benchmarks.real_shop import SHOP_PROMPT, Shop
@@ -57,7 +58,6 @@ TOOLS_PROMPT = (
     "Give the answer as a number alone."
 )
 OBJECTS = ("bed", "car", "cow", "dog", "fish", "hat", "knife", "snake")
-MORE_OBJECTS = (*OBJECTS, "apple", "bicycle", "book", "tree")
 PROPERTIES = ("animal", "electric", "fur", "sharp", "soft", "swim", "vehicle", "wheels")
 
 
@@ -80,14 +80,8 @@ LESSONS = {
     ),
     "free_english": Lesson(  # any question about any of the 158 properties, in any words
         env_class=TwentyQuestionsEnv,
-        env_config={
-            "objects": sorted(MORE_OBJECTS),
-            "max_steps_per_episode": 5,
-            "error_allowance": 5,
-            "system_prompt": f"Find out which of these I am thinking of: {', '.join(sorted(MORE_OBJECTS))}. Each time, "
-            "ask one short question, such as: Is it an animal? Can you eat it? Is it made of metal? Is it a car?",
-        },
-        rows={"split": "all"},
+        env_config=VARIANTS["v1-small"]["env_config"],
+        rows=VARIANTS["v1-small"]["dataset"],
         player=lambda env, seed: FreeAsker(env, seed=seed),
         num_demonstrations=320,
         imitation_steps=20,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -90,15 +90,22 @@ def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
             raise UsageError(f"{option} is only valid with {supported}, got the agent {shown(name)}")
     with usage_errors():
         if kind == "policy":
-            env, agent = _policy(rest, named, options)
+            env, agent = _policy(rest, named, _decoding(named, options))
         elif kind == "openai":
-            env, agent = _openai(rest, named, options)
+            env, agent = _openai(rest, named, _decoding(named, options))
         elif kind == "scripted":
             env, agent = named.build(), ScriptedAgent(read_script(Path(rest)))
         else:
             env = named.build()
             agent = (random_player if kind == "random" else reference_player)(env, options.agent_seed)
     return Player(label=name, env=env, agent=agent, stored_as=stored_name(name, options))
+
+
+def _decoding(named: NamedEnv, options: PlayerOptions) -> PlayerOptions:
+    """Return the options with the sampling that a variant of the environment fixes."""
+    given = {"temperature": options.temperature, "max_turn_tokens": options.max_turn_tokens}
+    settings = named.settings("evaluation", {key: value for key, value in given.items() if value is not None})
+    return replace(options, **{key: settings.get(key) for key in given})
 
 
 def stored_name(name: str, options: PlayerOptions) -> str:

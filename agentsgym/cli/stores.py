@@ -138,7 +138,8 @@ def tasks_for(  # noqa: PLR0913  # keywords
     ``dataset`` are options of the dataset, which replace those in the environment's name. If the environment has no
     dataset, the tasks are seeds drawn from ``seed``.
     """
-    options = {**named.dataset_options, **key_values(dataset, "--dataset")}
+    with usage_errors():
+        options = {**named.dataset_options, **named.settings("dataset", key_values(dataset, "--dataset"))}
     if split not in {"train", "eval"}:
         raise UsageError(f"--split must be train or eval, got {split!r}")
     if path is not None:

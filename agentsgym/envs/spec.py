@@ -31,12 +31,16 @@ class EnvSpec:
         dataset_key: The dataset option whose values, separated by commas, follow the colon instead.
         games: Dotted name of the known variants: names, a mapping from names to facts, or a function that returns
             either. ``agentsgym envs`` lists the facts ``note``, ``min_players``, ``max_players`` and ``status``.
+            Without either key, a variant is named by its facts ``env_config``, ``dataset`` (options of the dataset) and
+            ``evaluation`` (options of ``agentsgym eval``), which it fixes: other values for them are refused.
         has_only_listed_games: Whether ``games`` is complete.
         random: Dotted name of the random player, called as ``player(env, seed=seed)``.
         reference: Dotted name of the best player, called in the same way.
         imitation: Dotted name of the demonstrator for a warm start, called in the same way.
         anchors: Dotted name of a function that takes the environment, and returns a function from a task to the
             mean rewards of random and optimal play, or None if they are unknown.
+        fingerprint: Dotted name of a function that returns a digest of all that scores depend on beside the settings,
+            which results of ``agentsgym eval`` contain.
     """
 
     packages: tuple[str, ...] = ()
@@ -50,9 +54,10 @@ class EnvSpec:
     reference: str = ""
     imitation: str = ""
     anchors: str = ""
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("games", "random", "reference", "imitation", "anchors"):
+        for field in ("games", "random", "reference", "imitation", "anchors", "fingerprint"):
             name = getattr(self, field)
             if name and not all(name.partition(":")):
                 raise ConfigError(f"EnvSpec.{field} must be written 'package.module:attribute', got {shown(name)}")

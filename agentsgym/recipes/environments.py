@@ -137,8 +137,9 @@ def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -
     env = named.build()
     eval_named, eval_env = named, env
     if recipe.evaluation.env_config:
-        eval_named = replace(named, env_config={**named.env_config, **recipe.evaluation.env_config})
         try:
+            changed = named.settings("env_config", recipe.evaluation.env_config)
+            eval_named = replace(named, env_config={**named.env_config, **changed})
             eval_env = eval_named.build()
         except AgentsGymError as error:
             problem = f"cannot be used for {label!r}: {sentence_of(error)}"
@@ -150,5 +151,5 @@ def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -
         env=env,
         eval_named=eval_named,
         eval_env=eval_env,
-        dataset={**named.dataset_options, **part.dataset},
+        dataset={**named.dataset_options, **named.settings("dataset", part.dataset)},
     )

@@ -125,6 +125,7 @@ def _details(named: NamedEnv) -> dict[str, Any]:
     games, game = spec.known_games(), named.env_config.get(spec.game_key)
     if game is not None and spec.has_only_listed_games and game not in games:
         raise UsageError(f"unknown variant {game!r} of {named.env_class.__name__}{did_you_mean(game, games)}")
+    facts = named.variant if game is None else games.get(game, {})
     # join the lines of each paragraph or item of the docstring, and drop its sections on arguments and errors
     docstring = inspect.getdoc(named.env_class) or ""
     sections = r"^(?:Args|Attributes|Raises|Returns|Example|Examples):$"
@@ -138,7 +139,7 @@ def _details(named: NamedEnv) -> dict[str, Any]:
         "name": named.name,
         "env_class_path": class_path(named.env_class),
         "about": re.sub(r":\w+:`~?\.?([^`]*)`", r"\1", about).replace("``", "").strip(),
-        "game": {} if game is None else games.get(game, {}),
+        "game": {key: fact for key, fact in facts.items() if key != "env_config"},
         "env_config": rows,
         "task_data": None if known is None else sorted(known),
     }

@@ -27,11 +27,13 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     environment: options.Environment,
     agent: options.AgentNames = None,
     num_tasks: Annotated[
-        int, typer.Option("--num-tasks", "-n", metavar="N", min=1, help="Maximum number of tasks.")
-    ] = 100,
+        int | None,
+        typer.Option("--num-tasks", "-n", metavar="N", min=1, help="Maximum number of tasks.", show_default="100"),
+    ] = None,
     num_rollouts: Annotated[
-        int, typer.Option("--num-rollouts", "-k", metavar="N", min=1, help="Episodes per task.")
-    ] = 1,
+        int | None,
+        typer.Option("--num-rollouts", "-k", metavar="N", min=1, help="Episodes per task.", show_default="1"),
+    ] = None,
     config: options.Config = None,
     config_file: options.ConfigFile = None,
     tasks: options.TaskFile = None,
@@ -102,15 +104,19 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         temperature=temperature,
         max_turn_tokens=max_turn_tokens,
     )
+    given = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "tasks": tasks, "dataset": dataset}
+    given |= {"split": split, "seed": seed}
     with usage_errors():
+        chosen = named.settings("evaluation", {key: value for key, value in given.items() if value is not None})
         env = named.build()
-    found = tasks_for(env, named, path=tasks, split=split, dataset=dataset, most=num_tasks, seed=seed)
+    most = chosen.get("num_tasks", 100)
+    found = tasks_for(env, named, path=tasks, split=split, dataset=dataset, most=most, seed=seed)
     for index, task in enumerate(found if cluster_by is not None else ()):
         if cluster_by not in (fields := task.get("task_data", task)):
             raise UsageError(f"--cluster-by: task {index} has no key {cluster_by!r}{did_you_mean(cluster_by, fields)}")
     plan = Plan(
         tasks=found,
-        num_rollouts=num_rollouts,
+        num_rollouts=chosen.get("num_rollouts", 1),
         seed=seed,
         cluster_by=cluster_by,
         max_failed_fraction=max_failed,
@@ -168,11 +174,15 @@ def _resumed_options(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOp
 def _show(runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, *, as_json: bool) -> None:
     """Print all results; fail if a run was interrupted or has no finished episode."""
     from agentsgym.cli.agent_runs import run_as_dict, show_runs  # noqa: PLC0415
+    from agentsgym.envs.spec import imported  # noqa: PLC0415
 
+    name = named.env_class.spec.fingerprint
+    digest = imported(name)() if name else None
     if as_json:
         print_json({
             "environment": named.name,
             "env_config": named.env_config,
+            "fingerprint": digest,
             "num_tasks": len(plan.tasks),
             "num_rollouts": plan.num_rollouts,
             "seed": plan.seed,
@@ -182,6 +192,8 @@ def _show(runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, *, as_json: boo
         num_tasks = len(plan.tasks)
         rollouts = "" if plan.num_rollouts == 1 else f", {plan.num_rollouts} episodes each"
         out().print(cell(f"{named.name}: {num_tasks} task{'' if num_tasks == 1 else 's'}{rollouts}", "bold"))
+        if digest is not None:
+            out().print(cell(f"fingerprint: {digest} (compare scores only if it is equal)", "dim"))
         show_runs(runs, plan.seed)
     ended = next((one for one in runs if one.ended_by is not None), None)
     if ended is not None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from agentsgym.envs.TwentyQuestions.players import lower_bound_questions as lower_bound_questions
 
 SPEC = EnvSpec(
+    games="agentsgym.envs.TwentyQuestions.protocols:VARIANTS",
+    fingerprint="agentsgym.envs.TwentyQuestions.protocols:fingerprint",
     random="agentsgym.envs.TwentyQuestions.players:RandomPlayer",
     reference="agentsgym.envs.TwentyQuestions.players:GreedyPlayer",
     imitation="agentsgym.envs.TwentyQuestions.players:ImitationPlayer",

@@ -77,8 +77,9 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     Keys of ``env_config`` in addition to the common ones:
 
-    - ``objects``: the possible secrets, relative to which information is measured: a list of names, or ``"all"``
-      everyday objects.
+    - ``objects``: the possible secrets, relative to which information is measured: a list of names, ``"all"`` everyday
+      objects, or ``"both"``, the everyday and the rarer ones, which are all consistent at first although the datasets
+      with ``hardcore`` have only the rarer ones as secrets.
     - ``properties``: the properties that the gamemaster can answer questions about: ``"all"`` or a list of keys.
     - ``hardcore``: whether only the rarer objects are used.
     - ``final_guess``: whether a wrong guess loses the game; otherwise it is only answered "No.".
@@ -99,7 +100,11 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
-        "objects": Field(default="all", expected="'all' or a list of object names", valid=_is_choice),
+        "objects": Field(
+            default="all",
+            expected="'both', 'all' or a list of object names",
+            valid=lambda value: value == "both" or _is_choice(value),
+        ),
         "properties": Field(default="all", expected="'all' or a list of property keys", valid=_is_choice),
         "hardcore": _SWITCH,
         "final_guess": _SWITCH,
@@ -140,6 +145,13 @@ class TwentyQuestionsEnv(MultistepEnv):
     def knowledge(self) -> KnowledgeBase:
         """The objects and properties, which all environments of a process share."""
         return load_knowledge()
+
+    @property
+    def secrets(self) -> list[str]:
+        """The objects that its datasets draw secrets from."""
+        names, known = self.candidates.objects, self.knowledge.objects
+        is_part = self.env_config["objects"] == "both" and self.env_config["hardcore"]
+        return [name for name in names if known[name].hard or not is_part]
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         solution: Any = task_data.get("solution")
@@ -300,7 +312,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     @classmethod
     def _rows(cls, env_config: dict[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
         settings = checked_options(options, COMMON_OPTIONS)
-        secrets: Sequence[str] = row_env(cls, env_config, "gamemaster").candidates.objects
+        secrets = row_env(cls, env_config, "gamemaster").secrets
         chosen = names_in_part(secrets, part, settings, "objects", topic="twenty questions")
         generator = random.Random(derive_seed("twenty questions rows", part, settings["seed"]))
         tasks = [
@@ -331,6 +343,8 @@ def _candidates(config: Mapping[str, Any]) -> Candidates:
     known = load_knowledge()
     if config["objects"] == "all":
         objects = STYLES[config["style"]](config).objects(known)
+    elif config["objects"] == "both":
+        objects = list(known.objects)
     else:
         objects = _selected_names("objects", config["objects"], known.objects)
         objects = [name for name in objects if known.objects[name].hard or not config["hardcore"]]

@@ -143,7 +143,8 @@ class KnowledgeBase:
 
 def is_about_name(key: str) -> bool:
     """Whether a key is about the letters, the length or the words of the object's name."""
-    return key.partition(":")[0] in _VALUES
+    kind, colon, _ = key.partition(":")
+    return bool(colon) and kind in _VALUES
 
 
 def expand(phrase: str) -> list[str]:

@@ -168,7 +168,7 @@ def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors
 
 @functools.lru_cache(maxsize=8)  # several of these games may be mixed
 def _played(env: TwentyQuestionsEnv) -> Anchors:
-    tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(env.candidates.objects)]
+    tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(env.secrets)]
     random_mean, greedy_mean = (
         statistics.fmean(one.final_reward for one in env.rollout(tasks, player, num_rollouts=number))
         for player, number in ((RandomPlayer(env), math.ceil(_NUM_RANDOM_GAMES / len(tasks))), (GreedyPlayer(env), 1))

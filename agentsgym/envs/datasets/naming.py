@@ -9,7 +9,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,12 +35,26 @@ class NamedEnv:
         env_class: The class.
         env_config: The configuration from the name and the options.
         dataset_options: The dataset options from the name.
+        variant: The facts about the variant, if they fix settings.
     """
 
     name: str
     env_class: type[MultistepEnv]
     env_config: dict[str, Any] = field(default_factory=dict[str, Any])
     dataset_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    variant: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def settings(self, kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the given settings of a kind (``env_config``, ``dataset`` or ``evaluation``) with the fixed ones.
+
+        Raises:
+            ConfigError: The variant fixes a setting at another value.
+        """
+        fixed: Mapping[str, Any] = self.variant.get(kind, {})
+        for key, value in given.items():
+            if value != fixed.get(key, value):
+                raise ConfigError(f"{self.name} fixes {key} at {shown(fixed[key])}, got {shown(value)}: leave it out")
+        return {**given, **fixed}
 
     def build(self, tokenizer: Any = None) -> MultistepEnv:
         """Build the environment.
@@ -81,12 +95,25 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
         options = {spec.dataset_key: game.split(",")}
         return NamedEnv(name=name, env_class=env_class, env_config=given, dataset_options=options)
     if not (key := spec.game_key):
-        raise ConfigError(f"{shown(path)} has no variants: use it without a colon, got {shown(name)}")
+        return _fixed_variant(NamedEnv(name=name, env_class=env_class, env_config=given), path, game)
     if given.get(key, game) != game:
         raise ConfigError(
             f"the variant is set twice: to {shown(game)} in {shown(name)}, and to {given[key]!r} in {key}"
         )
     return NamedEnv(name=name, env_class=env_class, env_config={**given, key: game})
+
+
+def _fixed_variant(named: NamedEnv, path: str, game: str) -> NamedEnv:
+    """Return the environment with the settings that a variant fixes."""
+    games = named.env_class.spec.known_games()
+    if not games:
+        raise ConfigError(f"{shown(path)} has no variants: use it without a colon, got {shown(named.name)}")
+    if game not in games:
+        raise ConfigError(f"{shown(path)} has no variant {shown(game)}; it has {', '.join(games)}")
+    named = replace(named, variant=games[game])
+    return replace(
+        named, env_config=named.settings("env_config", named.env_config), dataset_options=named.settings("dataset", {})
+    )
 
 
 def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | None:
@@ -101,6 +128,11 @@ def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | 
     name = named.get(class_path) or class_path.replace(":", ".").rpartition(".")[2] or class_path
     spec = known_specs().get(name if class_path in named else class_path, EnvSpec())
     game = env_config.get(spec.game_key)
+    games: Mapping[str, Mapping[str, Any]] = {} if spec.game_key or spec.dataset_key else spec.known_games()
+    for variant, facts in games.items():
+        fixed: Mapping[str, Any] = facts.get("env_config", {})
+        if fixed and all(env_config.get(key) == value for key, value in fixed.items()):
+            game = variant
     return f"{name}:{game}" if game and isinstance(game, str) else name
 
 
