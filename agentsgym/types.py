@@ -30,11 +30,8 @@ MIN_LOGPROB: Final = -104.0
 MAX_LOGPROB: Final = 1e-3  # 0 plus a tolerance: in half precision, log-softmax may round to slightly above 0
 
 RESERVED_INFO_KEYS: Final = frozenset(
-    (
-        "success", "invalid", "not_understood", "rewards", "truncated", "random_reward", "optimal_reward", "answer",
-        "action", "tool_calls",
-    )
-)  # fmt: skip
+    ("success", "invalid", "not_understood", "rewards", "truncated", "answer", "action", "tool_calls")
+) | {"random_reward", "optimal_reward"}
 """The keys of ``info`` with a fixed meaning: their values are never metrics, even if they are numbers."""
 
 _SHORT: Final = 80  # characters of a field in a repr

@@ -12,7 +12,7 @@ from agentsgym.envs.PriceList import ImitationPlayer as ShoppingPlayer
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.envs.TwentyQuestions.protocols import VARIANTS
+from agentsgym.envs.TwentyQuestions.protocols import variants
 from benchmarks.real_asker import FreeAsker
 from benchmarks.real_games import CarelessGuesser, NumberGuessing
 from benchmarks.real_shop import SHOP_PROMPT, Shop
@@ -80,8 +80,8 @@ LESSONS = {
     ),
     "free_english": Lesson(  # any question about any of the 158 properties, in any words
         env_class=TwentyQuestionsEnv,
-        env_config=VARIANTS["v1-small"]["env_config"],
-        rows=VARIANTS["v1-small"]["dataset"],
+        env_config=variants()["v1-small"]["env_config"],
+        rows=variants()["v1-small"]["dataset"],
         player=lambda env, seed: FreeAsker(env, seed=seed),
         num_demonstrations=320,
         imitation_steps=20,

@@ -132,7 +132,7 @@ def test_a_subclass_has_the_games_and_exact_values_of_its_parent(mine: str) -> N
     assert known is not None
     assert exact({}) == known({})
     assert type(random_player(env)) is LegalAgent
-    with pytest.raises(UsageError, match="has no variant 'clock'; it has v1, "):
+    with pytest.raises(UsageError, match="has no variant 'clock': it has v1, "):
         find_env(f"{mine}:Mine:clock")
     assert find_env(f"{mine}:Mine:v1").env_config == find_env("TwentyQuestions:v1").env_config
 

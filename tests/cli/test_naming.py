@@ -81,7 +81,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) ->
         ("agentsgym.envs.TwentyQuestions.TwentyQuestionEnv", "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"),
         ("no.such.module.Env", "No module named 'no'"),
         ("json.JSONDecoder", "must name a subclass of MultistepEnv"),
-        ("Search:Wordle-v0", "'Search' has no variants: use it without a colon"),
+        ("Search:Wordle-v0", "'Search' has no variant 'Wordle-v0': use it without a colon"),
         ("nowhere/game.py:Game", "there is no file 'nowhere/game.py'"),
     ],
 )

@@ -27,12 +27,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     environment: options.Environment,
     agent: options.AgentNames = None,
     num_tasks: Annotated[
-        int | None,
-        typer.Option("--num-tasks", "-n", metavar="N", min=1, help="Maximum number of tasks.", show_default="100"),
+        int | None, typer.Option("--num-tasks", "-n", metavar="N", min=1, help="Maximum number of tasks (default 100).")
     ] = None,
     num_rollouts: Annotated[
-        int | None,
-        typer.Option("--num-rollouts", "-k", metavar="N", min=1, help="Episodes per task.", show_default="1"),
+        int | None, typer.Option("--num-rollouts", "-k", metavar="N", min=1, help="Episodes per task (default 1).")
     ] = None,
     config: options.Config = None,
     config_file: options.ConfigFile = None,
@@ -109,8 +107,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     with usage_errors():
         chosen = named.settings("evaluation", {key: value for key, value in given.items() if value is not None})
         env = named.build()
-    most = chosen.get("num_tasks", 100)
-    found = tasks_for(env, named, path=tasks, split=split, dataset=dataset, most=most, seed=seed)
+    limit = chosen.get("num_tasks", 100)
+    found = tasks_for(env, named, path=tasks, split=split, dataset=dataset, most=limit, seed=seed)
     for index, task in enumerate(found if cluster_by is not None else ()):
         if cluster_by not in (fields := task.get("task_data", task)):
             raise UsageError(f"--cluster-by: task {index} has no key {cluster_by!r}{did_you_mean(cluster_by, fields)}")

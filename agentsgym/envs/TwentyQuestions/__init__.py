@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.TwentyQuestions.players import lower_bound_questions as lower_bound_questions
 
 SPEC = EnvSpec(
-    games="agentsgym.envs.TwentyQuestions.protocols:VARIANTS",
+    games="agentsgym.envs.TwentyQuestions.protocols:variants",
     fingerprint="agentsgym.envs.TwentyQuestions.protocols:fingerprint",
     random="agentsgym.envs.TwentyQuestions.players:RandomPlayer",
     reference="agentsgym.envs.TwentyQuestions.players:GreedyPlayer",

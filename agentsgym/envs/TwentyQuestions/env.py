@@ -24,7 +24,7 @@ from agentsgym.envs.datasets.options import (
 )
 from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
-from agentsgym.envs.TwentyQuestions.knowledge import Candidates, KnowledgeBase, is_about_name, load_knowledge
+from agentsgym.envs.TwentyQuestions.knowledge import COMPARISON, Candidates, KnowledgeBase, load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.user_checks import is_async
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 def _is_choice(value: Any) -> bool:
     return value == "all" or (is_strings(value) and len(value) > 0)
+
+
+def _are_objects(value: Any) -> bool:
+    return value == "both" or _is_choice(value)
 
 
 _PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's default", valid=or_none(is_number(0)))
@@ -69,17 +73,15 @@ class TwentyQuestionsEnv(MultistepEnv):
     A task is ``{"solution": str, "seed": int}``; any solution is allowed. If the knowledge base does not contain it, a
     correct guess is still recognized, but every question about a property is answered "I don't know.".
 
-    A question that is not understood is answered "I don't understand the question.", and one about a value that is
-    unknown or unclear "I don't know."; ``info["not_understood"]`` is True for the former. (The reply is "I don't know."
-    to both in the style of TextArena, if ``properties`` is a list, and from a ``gamemaster``.) Every ``info`` contains
-    the ``information`` gained so far, in [0, 1], and the fractions of turns ``not_understood_turns``,
-    ``not_known_turns``, ``invalid_turns`` and ``guess_turns``, which are therefore metrics.
+    A question that is not understood, for which ``info["not_understood"]`` is True, is answered "I don't understand the
+    question."; in the style of TextArena, with listed ``properties`` and from a ``gamemaster``, it is "I don't know.".
+    Metrics are the ``information`` gained, in [0, 1], and the fractions of turns ``not_understood_turns``,
+    ``not_known_turns``, ``invalid_turns`` and ``guess_turns``.
 
     Keys of ``env_config`` in addition to the common ones:
 
     - ``objects``: the possible secrets, relative to which information is measured: a list of names, ``"all"`` everyday
-      objects, or ``"both"``, the everyday and the rarer ones, which are all consistent at first although the datasets
-      with ``hardcore`` have only the rarer ones as secrets.
+      objects, or ``"both"``, which adds the rarer ones (with ``hardcore``, the datasets have only those as secrets).
     - ``properties``: the properties that the gamemaster can answer questions about: ``"all"`` or a list of keys.
     - ``hardcore``: whether only the rarer objects are used.
     - ``final_guess``: whether a wrong guess loses the game; otherwise it is only answered "No.".
@@ -100,11 +102,7 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
-        "objects": Field(
-            default="all",
-            expected="'both', 'all' or a list of object names",
-            valid=lambda value: value == "both" or _is_choice(value),
-        ),
+        "objects": Field(default="all", expected="'both', 'all' or a list of object names", valid=_are_objects),
         "properties": Field(default="all", expected="'all' or a list of property keys", valid=_is_choice),
         "hardcore": _SWITCH,
         "final_guess": _SWITCH,
@@ -233,7 +231,8 @@ class TwentyQuestionsEnv(MultistepEnv):
         meaning = load_language().understand(question.text)
         expected = self.style.allowed(self._gamemaster(state["solution"], question.text))
         reply = expected
-        if meaning and is_about_name(meaning.key) and not self.env_config["spelling"]:
+        is_about_name = meaning is not None and ":" in meaning.key and not meaning.key.startswith(COMPARISON)
+        if is_about_name and not self.env_config["spelling"]:
             meaning, reply = None, UNKNOWN
         elif self.env_config["gamemaster"]:
             reply = self.style.allowed(self._custom_reply(state["solution_as_given"], action.strip()))

@@ -141,12 +141,6 @@ class KnowledgeBase:
         return "yes" if least > other_most else None
 
 
-def is_about_name(key: str) -> bool:
-    """Whether a key is about the letters, the length or the words of the object's name."""
-    kind, colon, _ = key.partition(":")
-    return bool(colon) and kind in _VALUES
-
-
 def expand(phrase: str) -> list[str]:
     """Expand the alternatives of a phrase, with the phrase's leading ``!`` (negation), if any, on each.
 

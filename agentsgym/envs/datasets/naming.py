@@ -106,14 +106,11 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
 def _fixed_variant(named: NamedEnv, path: str, game: str) -> NamedEnv:
     """Return the environment with the settings that a variant fixes."""
     games = named.env_class.spec.known_games()
-    if not games:
-        raise ConfigError(f"{shown(path)} has no variants: use it without a colon, got {shown(named.name)}")
     if game not in games:
-        raise ConfigError(f"{shown(path)} has no variant {shown(game)}; it has {', '.join(games)}")
-    named = replace(named, variant=games[game])
-    return replace(
-        named, env_config=named.settings("env_config", named.env_config), dataset_options=named.settings("dataset", {})
-    )
+        known = f"it has {', '.join(games)}" if games else "use it without a colon"
+        raise ConfigError(f"{shown(path)} has no variant {shown(game)}: {known}")
+    fixed = replace(named, variant=games[game], dataset_options=games[game].get("dataset", {}))
+    return replace(fixed, env_config=fixed.settings("env_config", named.env_config))
 
 
 def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.naming import completions, find_env, known_names, name_of_env
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.knowledge import FOLDER, load_knowledge
-from agentsgym.envs.TwentyQuestions.protocols import VARIANTS, fingerprint
+from agentsgym.envs.TwentyQuestions.protocols import fingerprint, variants
 from agentsgym.recipes.environments import Worlds
 from agentsgym.recipes.recipe import Recipe, read_recipe
 from agentsgym.recipes.sections import PlacedError
@@ -26,7 +26,7 @@ from benchmarks import twenty_questions
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ("v1", "v1-hard", "v1-small")
-FINGERPRINT = "to be recorded"
+FINGERPRINT = "4416bf1b2dc7"
 ON_CHANGE = (
     "facts, wordings or rules have changed. If that was an accident, undo it. If play has changed on purpose since a "
     "release, give the protocols new names (v2), since their scores cannot be compared with those of v1. In any case "
@@ -78,7 +78,7 @@ def test_the_digest_changes_with_facts_words_and_code_and_not_with_comments(
     assert changed("properties.csv", "(", "(x/")
     assert changed("wordings.csv", ";", "; x;")
     assert changed("gamemaster.py", 'UNKNOWN = "Yes."', 'UNKNOWN = "Yes!"')
-    assert changed("protocols.py", '"num_rollouts": 4', '"num_rollouts": 8')
+    assert changed("protocols.json", '"num_rollouts": 4', '"num_rollouts": 8')
     assert not changed("gamemaster.py", '"""', '"""Other words. ')
     assert not changed("gamemaster.py", "import functools\n", "import functools  # for caches\n\n")
     assert not changed("players.py", "class RandomPlayer", "class AnyPlayer")
@@ -88,7 +88,7 @@ def test_the_digest_changes_with_facts_words_and_code_and_not_with_comments(
 
 def test_version_1_has_150_secrets_of_the_332_that_training_never_sees() -> None:
     held_out, train = secrets("v1"), secrets("v1", "train")
-    assert len({*held_out}) == len(held_out) == VARIANTS["v1"]["evaluation"]["num_tasks"] == 150
+    assert len({*held_out}) == len(held_out) == variants()["v1"]["evaluation"]["num_tasks"] == 150
     everyday = {name for name, known in load_knowledge().objects.items() if not known.hard}
     assert {*held_out} | {*train} == everyday
     assert not {*held_out} & {*train}
@@ -100,14 +100,14 @@ def test_the_hard_version_has_the_rarer_secrets_among_all_objects() -> None:
     assert isinstance(env, TwentyQuestionsEnv)
     assert env.candidates.objects == tuple(known)
     assert sorted(secrets("v1-hard")) == sorted(env.secrets) == sorted(name for name in known if known[name].hard)
-    assert len(env.secrets) == VARIANTS["v1-hard"]["evaluation"]["num_tasks"] == 151
+    assert len(env.secrets) == variants()["v1-hard"]["evaluation"]["num_tasks"] == 151
     assert TwentyQuestionsEnv(None, {"objects": "both"}).secrets == [*known]
 
 
 def test_the_small_version_has_12_secrets_also_in_training() -> None:
     assert sorted(secrets("v1-small")) == sorted(secrets("v1-small", "train"))
     assert sorted(secrets("v1-small")) == find_env("TwentyQuestions:v1-small").env_config["objects"]
-    assert VARIANTS["v1-small"]["evaluation"]["num_tasks"] == 12
+    assert variants()["v1-small"]["evaluation"]["num_tasks"] == 12
 
 
 def test_the_objects_of_another_benchmark_are_known() -> None:
@@ -117,7 +117,7 @@ def test_the_objects_of_another_benchmark_are_known() -> None:
     assert "lawn mower" in env.candidates.objects
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", variants())
 def test_a_variant_is_named_as_games_are(name: str) -> None:
     full = f"TwentyQuestions:{name}"
     named = find_env(full, {"reward_scheme": "win"})
@@ -130,7 +130,7 @@ def test_a_variant_is_named_as_games_are(name: str) -> None:
     row = next(iter(TwentyQuestionsEnv.get_eval_dataset(named.env_config, **named.dataset_options)))
     assert name_of_env(row["env_class_path"], row["env_config"]) == full
     assert make(row).env_config == env.env_config
-    assert ran("envs", full, "--json").json["game"]["note"] == VARIANTS[name]["note"]
+    assert ran("envs", full, "--json").json["game"]["note"] == variants()[name]["note"]
     played = ran("play", full, "--agent", "reference", "--seed", "1")
     assert played.code == 0
 
@@ -170,7 +170,7 @@ def test_an_evaluation_by_a_protocol_has_its_numbers(options: tuple[str, ...]) -
 
 def test_the_decoding_of_a_policy_is_the_protocols() -> None:
     player = make_player("policy:tiny", find_env("TwentyQuestions:v1-small"), PlayerOptions())
-    fixed = VARIANTS["v1-small"]["evaluation"]
+    fixed = variants()["v1-small"]["evaluation"]
     assert player.agent.sampling.temperature == fixed["temperature"]
     assert player.agent.max_turn_tokens == fixed["max_turn_tokens"]
     done = ran("eval", "TwentyQuestions:v1-small", "-a", "policy:tiny", "--temperature", "0.5")
