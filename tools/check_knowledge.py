@@ -26,7 +26,7 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     read_knowledge,
 )
 from agentsgym.envs.TwentyQuestions.language import Form, Language, Meaning
-from agentsgym.envs.TwentyQuestions.parsing import Guess, Reader, core, normalize
+from agentsgym.envs.TwentyQuestions.parsing import Guess, Reader, normalize
 
 FIRST_ROW_LINE = 2
 MIN_DIFFERENCES = 2  # by which two objects are told apart

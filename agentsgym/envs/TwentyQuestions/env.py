@@ -73,8 +73,8 @@ class TwentyQuestionsEnv(MultistepEnv):
     A task is ``{"solution": str, "seed": int}``; any solution is allowed. If the knowledge base does not contain it, a
     correct guess is still recognized, but every question about a property is answered "I don't know.".
 
-    A question that is not understood, for which ``info["not_understood"]`` is True, is answered "I don't understand the
-    question."; in the style of TextArena, with listed ``properties`` and from a ``gamemaster``, it is "I don't know.".
+    A question that is not understood, for which ``info["not_understood"]`` is True, is answered "I don't know what
+    you mean."; in the style of TextArena, with listed ``properties`` and from a ``gamemaster``, it is "I don't know.".
     Metrics are the ``information`` gained, in [0, 1], and the fractions of turns ``not_understood_turns``,
     ``not_known_turns``, ``invalid_turns`` and ``guess_turns``.
 

@@ -18,7 +18,7 @@ from agentsgym.errors import ConfigError
 
 FIRST_PROMPT: Final = "I am thinking of an object. Ask your first question."
 LAST_TURN: Final = "This is your last turn: name the object."
-NOT_UNDERSTOOD: Final = "I don't understand the question."
+NOT_UNDERSTOOD: Final = "I don't know what you mean."
 
 _SYSTEM_PROMPT = (
     "Let's play Twenty Questions. I am thinking of an object, and you find out which one it is. You have {turns}. "

@@ -155,7 +155,7 @@ def test_a_known_solution_outside_the_game_is_answered_from_the_facts() -> None:
 
 
 OPEN = TwentyQuestionsEnv(None, {"objects": OBJECTS})
-NONSENSE, ODD = "Does it glorp the frumious?", "I don't understand the question."
+NONSENSE, ODD = "Does it glorp the frumious?", "I don't know what you mean."
 
 
 def test_what_is_not_understood_is_told_apart_from_what_is_not_known() -> None:

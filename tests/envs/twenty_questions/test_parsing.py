@@ -188,7 +188,7 @@ def test_narrower_kinds_are_names_too(name: str, target: str) -> None:
     assert READER.parse(f"Is it a {name}?", target) == Guess(name=target)
 
 
-@pytest.mark.parametrize("text", ["Is it a fish?", "Is it fish?", "fish?", "Could it be a fish?", "[Is it a fish?]"])
+@pytest.mark.parametrize("text", ["Is it a fish?", "Is it fish?", "Could it be a fish?", "[Is it a fish?]"])
 def test_a_name_of_a_kind_is_a_question_unless_it_is_the_secret(text: str) -> None:
     move = READER.parse(text, "shark")
     assert isinstance(move, Question)
