@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentsgym.envs.TwentyQuestions import ImitationPlayer
-from agentsgym.envs.TwentyQuestions.gamemaster import load_language
+from agentsgym.envs.TwentyQuestions.language import load_language
 from agentsgym.envs.TwentyQuestions.players import Notes
 
 _PARAPHRASES: Final = Path(__file__).parents[1] / "tests/envs/twenty_questions/paraphrases.csv"

@@ -164,7 +164,8 @@ class Reader:
     def __init__(self, knowledge: KnowledgeBase, read: Callable[[str], Sized]) -> None:
         self._read = read
         self._names = {normalize(name): target for name, target in knowledge.names.items()}
-        questions = (normalize(entry.question).replace("a kind of ", "") for entry in knowledge.properties.values())
+        nouns = (entry.question for entry in knowledge.properties.values() if entry.question.startswith("Is it a"))
+        questions = (normalize(question).replace("a kind of ", "") for question in nouns)
         guesses = (normalize(known.guess) for known in knowledge.objects.values() if not known.article)
         kinds = (*questions, *(guess for guess in guesses if len(read(core(guess))) == 1))  # "Is it paper?"
         self._kinds = frozenset(self._known(core(kind).removeprefix("is it "), "") for kind in kinds) - {None}

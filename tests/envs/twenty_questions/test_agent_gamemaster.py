@@ -36,8 +36,10 @@ from agentsgym.agents.calls import UnreadableError
 from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions import AgentGamemaster
 from agentsgym.envs.TwentyQuestions.agent_gamemaster import read_reply
-from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
+from agentsgym.envs.TwentyQuestions.language import load_language
+from agentsgym.envs.TwentyQuestions.parsing import Question
 from agentsgym.types import Action, Message, TurnRequest
 from tools.gamemaster_agreement import Comparison, compare, drawn, main
 
@@ -427,3 +429,22 @@ def test_the_agreement_is_a_table_with_the_worst_disagreements(tmp_path: Path) -
     assert len([*(tmp_path / "answers").rglob("*.json")]) == 12
     refused = CliRunner().invoke(app, ["--agent", "random"])
     assert (refused.exit_code, "--agent must be openai:MODEL" in refused.output) == (2, True)
+
+
+def test_the_agent_is_asked_wherever_no_listed_question_has_the_form() -> None:
+    answering = Answering("Yes.")
+    gamemaster = AgentGamemaster(DirectOutputAgent(answering))
+    known = load_knowledge()
+    neighbors = [
+        text
+        for entry in known.properties.values()
+        for text in entry.neighbors[:1]
+        if not load_language().read(text) and isinstance(load_reader().parse(f"{text}?"), Question)
+    ]
+    assert len(neighbors) > 100
+    assert {gamemaster.answer("ball", f"{text}?") for text in neighbors} == {YES}
+    num_calls = len(answering.prompts)
+    assert num_calls == len({*neighbors})
+    for entry in known.properties.values():
+        gamemaster.answer("ball", entry.question)
+    assert len(answering.prompts) == num_calls
