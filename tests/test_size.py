@@ -27,13 +27,17 @@ AT_MOST = {
     # Entered: rows that begin alike are computed once; the caches of sampled conversations are aligned at once.
     # Entered: merged adapters for sampling, adapters alone for vLLM servers, packed rows on GPUs and in hybrids.
     # Left: the viewer's what-if, with 357 lines of JavaScript; the command judge, with the agreement that it computed.
-    "lines of agentsgym": 72_870,
+    # Entered: Twenty Questions' protocols, its shares of replies, all usual forms of a guess. Left: its divisions of a
+    # question into phrases and context words, the categories, TextArena's hard mode.
+    "lines of agentsgym": 73_015,
     # Entered: a case for each new user's mistake; 34 public families, their round trips and the other parser's reading.
     # Entered: every causal family of transformers is played and trained, from a table of facts.
     # Entered: adapters on real and scripted vLLM servers. Left: the tests of what left (judges' agreement).
-    "lines of tests": 84_950,
+    # Entered: Twenty Questions' protocols and neighbors. Left: its frames around phrases.
+    "lines of tests": 85_465,
     # Entered: adapters on vLLM servers, a whole step beside TRL's. Left: judges, questions asked, and GPU rows for two.
-    "lines of benchmarks": 11_790,
+    # Entered: rows of Twenty Questions' protocols.
+    "lines of benchmarks": 11_850,
     # Entered: shared_prefix, on by default, since packed rows round otherwise and a bonus per micro-batch sees others.
     # Entered: merge_adapters_for_sampling. Left, in its place: the command judge with its four options.
     "settings beyond TRL's": 29,

@@ -116,7 +116,7 @@ def test_a_subclass_is_measured_as_its_parent_is(mine: str) -> None:
     assert {one["agent"] for one in own["agents"]} == {"random", "reference"}
     rates = [one["results"]["win_rate"] for one in own["agents"]]
     assert rates == [one["results"]["win_rate"] for one in parent["agents"]]
-    assert rates[0] > 0.5  # of a player that does not know the game: 0.025
+    assert rates[0] > 0.3  # of a player that does not know the game: 0.025
 
 
 PARENT = "TwentyQuestions"

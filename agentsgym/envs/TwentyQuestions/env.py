@@ -24,7 +24,7 @@ from agentsgym.envs.datasets.options import (
 )
 from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
-from agentsgym.envs.TwentyQuestions.knowledge import COMPARISON, Candidates, KnowledgeBase, load_knowledge
+from agentsgym.envs.TwentyQuestions.knowledge import COMPARISONS, Candidates, KnowledgeBase, load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.user_checks import is_async
@@ -231,7 +231,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         meaning = load_language().understand(question.text)
         expected = self.style.allowed(self._gamemaster(state["solution"], question.text))
         reply = expected
-        is_about_name = meaning is not None and ":" in meaning.key and not meaning.key.startswith(COMPARISON)
+        is_about_name = meaning is not None and ":" in meaning.key and not meaning.key.startswith(COMPARISONS)
         if is_about_name and not self.env_config["spelling"]:
             meaning, reply = None, UNKNOWN
         elif self.env_config["gamemaster"]:

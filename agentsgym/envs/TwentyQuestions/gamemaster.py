@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 
-from agentsgym.envs.TwentyQuestions.knowledge import COMPARISON, SIZES, load_knowledge
+from agentsgym.envs.TwentyQuestions.knowledge import COMPARISONS, SIZES, load_knowledge
 from agentsgym.envs.TwentyQuestions.language import load_language
 from agentsgym.envs.TwentyQuestions.parsing import Reader
 
@@ -34,7 +34,7 @@ class Gamemaster:
             return UNKNOWN
         key = meaning.key
         # Sizes are compared if the game has all sizes, names in any game.
-        needed = SIZES if key.startswith(COMPARISON) else () if ":" in key else (key,)
+        needed = SIZES if key.startswith(COMPARISONS) else () if ":" in key else (key,)
         value = load_knowledge().value(solution, key) if self._properties.issuperset(needed) else None
         reply = UNKNOWN if value is None else _REPLY_OF_VALUE[value]
         return _OPPOSITE.get(reply, reply) if meaning.opposite else reply

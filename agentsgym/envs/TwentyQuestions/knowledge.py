@@ -21,8 +21,8 @@ from agentsgym.errors import ConfigError
 #: The properties that say how big an object is, from the smallest size to the largest.
 SIZES = ("fist", "shoebox", "bigger", "car", "house")
 
-#: The kind of key that compares the object with another one.
-COMPARISON = "bigger_than"
+#: The kinds of keys that compare the object with another one.
+COMPARISONS = ("bigger_than", "smaller_than")
 
 _VALUES: Mapping[str, Callable[[str, str], bool]] = {
     "first_letter": lambda name, letter: (
@@ -129,8 +129,10 @@ class KnowledgeBase:
             known = self.objects.get(name)
             return None if known is None else known.values.get(key)
         kind, _, argument = key.partition(":")
-        if kind != COMPARISON:
+        if kind not in COMPARISONS:
             return "yes" if _VALUES[kind](name.lower(), argument) else "no"
+        if kind == "smaller_than":
+            name, argument = argument, name
         own, other = ([self.value(which, size) for size in SIZES] for which in (name, argument))
         if None in own or None in other:
             return None

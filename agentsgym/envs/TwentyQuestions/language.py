@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agentsgym.envs.TwentyQuestions.knowledge import COMPARISON, KnowledgeBase, Property, load_knowledge, load_wordings
+from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, Property, load_knowledge, load_wordings
 from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, core, normalize
 
 _MAX_CHARACTERS: Final = 400  # a longer text is never understood
@@ -183,7 +183,8 @@ class Language:
         match = _COMPARISON.fullmatch(text)
         if not match or match["what"] not in self._names:
             return ()
-        return (Meaning(key=f"{COMPARISON}:{self._names[match['what']]}", opposite=match["how"] == "smaller"),)
+        kind = "smaller_than" if match["how"] == "smaller" else "bigger_than"
+        return (Meaning(key=f"{kind}:{self._names[match['what']]}"),)
 
     def _meaning(self, text: str) -> tuple[Meaning, ...]:
         """Return the meaning whose listed questions have the form of this one; empty if there is none."""

@@ -88,7 +88,7 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
 
     def _guess(self, notes: Notes, name: str) -> str:
         notes.guessed.add(name)
-        notes.mask_by_reply = dict.fromkeys(self._style.replies.values(), ~self._table.bit[name])  # "Yes." to a kind
+        notes.mask_by_reply = {"": ~self._table.bit[name]}  # any reply: "Yes." to a kind, or not understood ("a tie")
         return self._style.guess(self._knowledge.objects[name])
 
     def _guess_any(self, notes: Notes) -> str:

@@ -1,5 +1,3 @@
-"""None"""
-
 from __future__ import annotations
 
 import functools
@@ -53,6 +51,11 @@ def test_greedy_play_of_the_whole_knowledge_base() -> None:
     turns = sum(len(trajectory.turns) for trajectory in trajectories) / len(tasks)
     assert win_rate(trajectories) == 1.0
     assert lower_bound_questions(len(tasks), answers=3) <= turns <= 6.5
+
+
+def test_a_guess_that_is_also_true_of_the_secret_is_ruled_out() -> None:
+    env = TwentyQuestionsEnv(None, {"objects": "both"})
+    assert win_rate(env.rollout([{"solution": name} for name in ("bow tie", "bowling ball")], GreedyPlayer(env))) == 1.0
 
 
 def test_a_guess_of_the_random_player_fits_all_answers() -> None:
