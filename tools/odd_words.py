@@ -43,8 +43,9 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder with a tokenizer")
-    tokenizer: Any = AutoTokenizer.from_pretrained(parser.parse_args().folder)  # pyright: ignore[reportUnknownMemberType]
-    words = {word[1:].lower() for word in tokenizer.get_vocab() if re.fullmatch(r"[Ġ▁][a-zA-Z]{3,}", word)}
+    untyped: Any = AutoTokenizer
+    vocabulary: dict[str, int] = untyped.from_pretrained(parser.parse_args().folder).get_vocab()
+    words = {word[1:].lower() for word in vocabulary if re.fullmatch(r"[Ġ▁][a-zA-Z]{3,}", word)}
     for place, odd in odd_words(words).items():
         print(f"{place}: {' '.join(odd)}")
 

@@ -90,9 +90,7 @@ def test_the_order_of_words_counts(seed: int) -> None:
 PLAIN = [one for one in PHRASES if not {"like", "such", "say", "example", "instance"} & {*one[1].split()}]
 
 
-@given(
-    st.sampled_from(PLAIN), st.sampled_from(["zorp", "seventeen", "Brazil", "🦊", "ежедневно", "purple"]), st.data()
-)
+@given(st.sampled_from(PLAIN), st.sampled_from(["zorp", "seventeen", "Brazil", "🦊", "ежедневно", "purple"]), st.data())
 def test_no_word_is_ignored(phrase: tuple[str, str, bool], extra: str, data: st.DataObject) -> None:
     words = phrase[1].split()
     words.insert(data.draw(st.integers(0, len(words))), extra)
