@@ -78,7 +78,7 @@ _FILLER = re.compile(
 )
 _EDGES = " ?!.,:;'\n"
 _QUESTION_OPENING = re.compile(
-    rf"(?:(?:{AUXILIARY}|may)(?:n't)?|if|am i|what|who|whose|which|where|when|why|how"
+    rf"(?:(?:{AUXILIARY}|may)(?:n'?t)?|if|am i|what|who|whose|which|where|when|why|how"
     r"|tell me|i want to know|i would like to know|i wonder)\b"
 )
 #: The end of a sentence that makes it a question; "would you have it" does not end in one
@@ -105,7 +105,7 @@ _IT = r"(?:it|they|that|these|those|you|he|she|its name)"
 _MODAL = r"(?:could|can|might|may|would|will|must|should)"
 _BE = (
     r"(?:(?:are you|were you|you are) thinking (?:of|about)|are we talking about|(?:do|did) you mean"
-    rf"|(?:is|are|was|were)(?:n't| not)? {_IT}|{_MODAL}(?:n't)? {_IT}{_HEDGE}be|(?:does|do) {_IT} happen to be"
+    rf"|(?:is|are|was|were)(?:n'?t| not)? {_IT}|{_MODAL}(?:n'?t)? {_IT}{_HEDGE}be|(?:does|do) {_IT} happen to be"
     rf"|(?:{_IT} {_HEDGE})?(?:(?:{_MODAL}|has to|(?:(?:is|has) )?(?:got to|gotta)){_HEDGE}be|is|are|was)|its)\b"
 )
 _I_GUESS = (

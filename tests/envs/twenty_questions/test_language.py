@@ -139,6 +139,7 @@ def test_no_word_is_ignored(phrase: tuple[str, str, bool], extra: str, data: st.
         ("do u use it to clean urself", "wash", False),
         ("is it smth u wear", "wearable", False),
         ("isn't it something in the kitchen", "kitchen", False),
+        ("isnt it alive", "alive", False),
         ("Is it an anmial?", "animal", False),
         ("has it got a screen", "screen", False),
         ("Is it something that gives off light?", "light", False),
