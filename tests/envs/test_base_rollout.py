@@ -14,7 +14,7 @@ from agentsgym.batch.views import flatten
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy
-from agentsgym.types import Action, Message, StopReason, Trajectory
+from agentsgym.types import Action, Message, StopReason, Trajectory, TurnRequest
 
 TOKENIZER = chat_tokenizer("chatml")
 PADDED = ("padded_full_token_ids", "padded_full_attention_mask", "padded_agent_token_mask", "padded_per_token_rewards")
@@ -78,6 +78,16 @@ def test_rows_come_task_major_with_one_start_a_rollout() -> None:
 def test_trajectories_know_their_task_and_rollout() -> None:
     trajectories = GuessEnv().rollout(tasks(1, 2), Counting(), 2)
     assert [(one.task_index, one.rollout_index) for one in trajectories] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_request_has_every_field() -> None:
+    class Checking(ScriptedAgent):
+        def act(self, requests: Any) -> Any:
+            assert all(vars(one).keys() == TurnRequest.__dataclass_fields__.keys() for one in requests)
+            return super().act(requests)
+
+    [rollout] = GuessEnv().rollout(tasks(3), Checking(["3"]))
+    assert rollout.error is None
 
 
 def test_a_small_policy_plays_two_tasks_twice() -> None:

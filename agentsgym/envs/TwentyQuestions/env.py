@@ -23,8 +23,9 @@ from agentsgym.envs.datasets.options import (
     task_seed,
 )
 from agentsgym.envs.TwentyQuestions import SPEC
-from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import COMPARISONS, Candidates, KnowledgeBase, load_knowledge
+from agentsgym.envs.TwentyQuestions.language import load_language
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.user_checks import is_async

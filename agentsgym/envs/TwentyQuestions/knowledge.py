@@ -284,6 +284,7 @@ def load_wordings() -> Mapping[str, tuple[str, ...]]:
     """Read the words and phrases that mean the same ("" for nothing), or that form a list ("@…").
 
     A phrase with ``^`` in front is replaced only at the beginning of a question, one with ``$`` behind only at its end.
+    Phrases have words as earlier rows leave them: no articles, "is" for "are" and "am", "do" for any other auxiliary.
     """
     wordings: dict[str, tuple[str, ...]] = {}
     for row in read_rows(WORDINGS_FILE):

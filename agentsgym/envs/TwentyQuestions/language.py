@@ -148,7 +148,7 @@ class Language:
         return found or self._listed(text)
 
     def simplify(self, question: str) -> str:
-        """Return a question in one of few forms; empty if it is too long.
+        """Return a question in one of few forms; empty if it is too long, or a kind that no property answers.
 
         Fillers, the negation of "Isn't it alive?" and the tag of "It's alive, isn't it?" are removed, and comparisons
         are written as "is it bigger than a car".
@@ -188,9 +188,10 @@ class Language:
 
     def _meaning(self, text: str) -> tuple[Meaning, ...]:
         """Return the meaning whose listed questions have the form of this one; empty if there is none."""
+        if " " not in text:  # a single word is not a question
+            return ()
         # "made of metal?", "fits in a pocket?", "four legs?"
-        texts = (text, f"is it {text}", f"does it {text}", f"does it have {text}")
-        for whole in texts if " " in text else ():  # one bare word is no question
+        for whole in (text, f"is it {text}", f"does it {text}", f"does it have {text}"):
             form, negates = self.form(whole)
             if found := self._meanings.get(form):
                 return (Meaning(key=found.key, opposite=found.opposite != negates),)

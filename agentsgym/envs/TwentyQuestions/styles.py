@@ -40,8 +40,8 @@ class Style:
     Attributes:
         last_turn: The sentence that ends the prompt of the last turn.
         replies: The wording of each possible reply.
-        not_understood: The wording of the reply to a question that is not understood. It differs from "I don't know."
-            unless the game has a few properties, and so a small vocabulary, or a gamemaster with replies of its own.
+        not_understood: The reply to a question that is not understood: ``NOT_UNDERSTOOD``. In a game with listed
+            properties, whose vocabulary is small, or with a custom gamemaster, it is the one for unknown answers.
         is_final_guess: Whether a wrong guess ends the game.
     """
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES, Gamemaster, load_language
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES, Gamemaster
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
+from agentsgym.envs.TwentyQuestions.language import load_language
 
 KNOWLEDGE = load_knowledge()
 LANGUAGE = load_language()

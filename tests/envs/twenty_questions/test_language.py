@@ -13,6 +13,7 @@ from agentsgym.envs.TwentyQuestions.gamemaster import load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.envs.TwentyQuestions.language import Meaning, load_language
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
+from tools.odd_words import odd_words
 
 KNOWLEDGE = load_knowledge()
 LANGUAGE = load_language()
@@ -269,3 +270,8 @@ def test_an_object_with_an_article_is_a_guess() -> None:
 def test_a_kind_that_no_property_stands_for_is_neither_a_guess_nor_understood(kind: str) -> None:
     assert READER.parse(f"Is it a {kind}?") == Question(text=f"is it a {kind}")
     assert requested(f"Is it a {kind}?") is None
+
+
+def test_words_that_no_listed_question_has_are_found() -> None:
+    found = odd_words(["animal", "anmial", "zorp"])
+    assert found == {"is it {}: animal": ["anmial"], "is it a {}: animal": ["anmial"]}

@@ -26,7 +26,7 @@ from benchmarks import twenty_questions
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ("v1", "v1-hard", "v1-small")
-FINGERPRINT = "8ecbf3d3c31e"
+FINGERPRINT = "365ff04b7c1d"
 ON_CHANGE = (
     "facts, wordings or rules have changed. If that was an accident, undo it. If play has changed on purpose since a "
     "release, give the protocols new names (v2), since their scores cannot be compared with those of v1. In any case "
