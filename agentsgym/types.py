@@ -68,7 +68,10 @@ class Message(TypedDict):
 
 
 def with_fields(kind: type[Value], **values: Any) -> Value:
-    """Make a frozen value of all of its fields at once, as unpickling does; its constructor sets them one by one."""
+    """Make a frozen value of some of its fields, as unpickling does; the others have their defaults.
+
+    Its constructor, which sets one field after another, takes several times as long.
+    """
     value = object.__new__(kind)
     object.__setattr__(value, "__dict__", values)
     return value
@@ -142,7 +145,7 @@ class TurnRequest:
         return _brief(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Action:
     """The agent's answer in one turn.
 
@@ -170,12 +173,34 @@ class Action:
     policy_version: int | None = None
     written: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.written:
-            object.__setattr__(self, "written", self.text)
-        if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
-            given = "no token_ids" if self.token_ids is None else f"{len(self.token_ids)} token_ids"
-            raise ValueError(f"an Action needs one log-probability per id, got {len(self.logprobs)} for {given}")
+    def __init__(  # noqa: PLR0913  # the fields
+        self,
+        *,
+        text: str,
+        token_ids: Sequence[int] | None = None,
+        logprobs: Sequence[float] | None = None,
+        agent_state: Any = None,
+        finish_reason: FinishReason = "stop",
+        tool_calls: Sequence[ToolCall] = (),
+        reasoning: str | None = None,
+        policy_version: int | None = None,
+        written: str = "",
+    ) -> None:
+        if logprobs is not None and (token_ids is None or len(logprobs) != len(token_ids)):
+            given = "no token_ids" if token_ids is None else f"{len(token_ids)} token_ids"
+            raise ValueError(f"an Action needs one log-probability per id, got {len(logprobs)} for {given}")
+        # Frozen: a generated constructor would set one field after another, which takes several times as long.
+        vars(self).update(
+            text=text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            agent_state=agent_state,
+            finish_reason=finish_reason,
+            tool_calls=tool_calls,
+            reasoning=reasoning,
+            policy_version=policy_version,
+            written=written or text,
+        )
 
     def __repr__(self) -> str:
         return _brief(self)

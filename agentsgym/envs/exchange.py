@@ -180,8 +180,6 @@ class Exchange:
             agent_state=conversation.agent_state,
             max_new_tokens=room,
             tools=tools,
-            seed=None,
-            answer_schema=None,
         )
 
     def _needs_note(self, notes: NotedHistory) -> bool:
@@ -261,7 +259,7 @@ class Exchange:
         """Return the turn of the recorded action, which led to this step."""
         transcript, action, (start, stop) = self._transcript, self._action, self._span
         reward, _, invalid, role_rewards, _, components, role_components = step
-        return with_fields(
+        turn = with_fields(
             Turn,
             start=start,
             stop=stop,
@@ -270,15 +268,21 @@ class Exchange:
             exact=action.token_ids is not None,
             episode=self._episode,
             message_index=len(transcript.messages) - 1,
+            prompt_start=transcript.segment_start,
+            policy_version=action.policy_version,
+        )
+        is_plain = components is role_rewards is self._prompt is self.role is self.parent is None
+        if is_plain and not self._describes_states:
+            return turn
+        return dataclasses.replace(
+            turn,
             state_key=self._state_key,
             role=self.role,
             potential=self._potential,
-            prompt_start=transcript.segment_start,
             prompt_messages=self._prompt,
             role_rewards=role_rewards,
             components=components,
             role_components=role_components,
-            policy_version=action.policy_version,
             parent=self.parent,
         )
 

