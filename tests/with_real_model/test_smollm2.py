@@ -211,7 +211,7 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, tokenizer = load_model("smollm2", dtype=DTYPE)
     env = NumberGuessing(tokenizer, {"highest": 2, "max_steps_per_episode": 3})
     tasks = [{"seed": seed} for seed in range(4)]
-    result = evaluate(env, PolicyAgent(model, tokenizer, max_turn_tokens=12), tasks, num_rollouts=8, store=folder)
+    result = evaluate(env, PolicyAgent(model, tokenizer, max_turn_tokens=12), tasks, num_rollouts=16, store=folder)
     assert {one.success for one in result.trajectories} == {True, False}
     return folder
 
