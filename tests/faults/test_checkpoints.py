@@ -19,7 +19,8 @@ from games import GuessNumber, policy, settings, trainer_of, weights
 from transformers import TrainerCallback
 
 from agentsgym import CheckpointError, ConfigError, GRPOEnvTrainer
-from agentsgym.training.lifecycle.checkpoint_files import MANIFEST, UNFINISHED, problem_with
+from agentsgym.training.lifecycle import checkpoint_files
+from agentsgym.training.lifecycle.checkpoint_files import MANIFEST, UNFINISHED, problem_with, write_manifest
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]
@@ -65,16 +66,12 @@ def test_a_damaged_checkpoint_is_refused_by_the_name_of_what_is_missing(
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
-@pytest.mark.parametrize("name", FILES[:-1])
-def test_damage_is_seen_without_the_list_of_files_too(name: str, finished: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_list_of_its_files_is_not_resumed(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-2"
     shutil.copytree(finished / "checkpoint-2", folder)
-    (folder / MANIFEST).unlink()
     assert problem_with(folder) is None
-    truncate(folder / name)
-    assert problem_with(folder) == f"{name} is damaged"
-    (folder / name).unlink()
-    assert "it lacks" in str(problem_with(folder))
+    (folder / MANIFEST).unlink()
+    assert problem_with(folder) == f"{MANIFEST} is missing"
 
 
 def test_the_newest_whole_checkpoint_is_resumed_and_the_damaged_ones_are_named(
@@ -260,9 +257,9 @@ def test_a_reference_that_moves_is_part_of_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_model_alone_is_no_checkpoint_to_resume_from(tmp_path: Path) -> None:
     run(tmp_path, save_only_model=True)
-    with pytest.raises(ConfigError, match=r"it lacks the optimizer's state .*: it was saved with save_only_model=True"):
+    with pytest.raises(ConfigError, match="it was saved with save_only_model=True"):
         run(tmp_path, str(tmp_path / "checkpoint-2"))
-    with pytest.raises(ConfigError, match="it lacks the optimizer's state"):
+    with pytest.raises(ConfigError, match="it contains the model but not the state of the run"):
         run(tmp_path, "auto", save_only_model=True, max_steps=4)
     finished = trainer_of(tmp_path, dataset=six_tasks(), max_steps=3, weights=1, agent=Unwilling(), **SAVING)
     assert (
@@ -271,24 +268,17 @@ def test_a_model_alone_is_no_checkpoint_to_resume_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_bytes_that_were_lost_are_seen_where_the_size_is_kept(name: str, finished: Path, tmp_path: Path) -> None:
+def test_bytes_that_were_lost_are_seen_where_the_size_is_kept(
+    name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "checkpoint-2"
     shutil.copytree(finished / "checkpoint-2", folder)
     (folder / name).write_bytes(bytes((folder / name).stat().st_size))
     assert problem_with(folder) == f"{name} is damaged: its checksum does not match"
-    if name != "config.json":
-        (folder / MANIFEST).unlink()
-        assert problem_with(folder) == f"{name} is damaged"
-
-
-def test_the_generators_of_every_rank_are_called(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint-2"
-    shutil.copytree(finished / "checkpoint-2", folder)
-    (folder / MANIFEST).unlink()
-    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
-    assert problem_with(folder) == "rng_state_1.pth is missing"
-    shutil.copy(folder / "rng_state_0.pth", folder / "rng_state_1.pth")
-    assert problem_with(folder) is None
+    monkeypatch.setattr(checkpoint_files, "_MAX_CHECKED", 0)  # as if all files were large
+    write_manifest(folder)
+    is_checked = name != "config.json"  # which resuming does not read
+    assert str(problem_with(folder)).startswith(f"{name} is damaged") is is_checked
 
 
 def test_a_later_pass_over_a_stream_is_refused(tmp_path: Path) -> None:

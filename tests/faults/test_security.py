@@ -25,7 +25,7 @@ from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
+from agentsgym.training.lifecycle.checkpoint_files import write_manifest
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory
 
@@ -284,7 +284,7 @@ def test_a_checkpoint_runs_no_code(name: str, trained: Path, tmp_path: Path) -> 
     checkpoint = tmp_path / "run" / "checkpoint-1"
     assert (checkpoint / name).is_file()
     shutil.copy(tmp_path / "evil", checkpoint / name)
-    (checkpoint / MANIFEST).unlink()  # it would report by the size
+    write_manifest(checkpoint)  # it would report by the size
     try:
         trainer_of(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
     except Exception:  # noqa: BLE001  # whoever finds it reports it in its own words

@@ -20,7 +20,7 @@ from agentsgym.credit.assignment import AdvantageAssigner, advantage_metrics
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.roles import split_roles
-from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
+from agentsgym.training.lifecycle.checkpoint_files import write_manifest
 from agentsgym.training.observing import BatchObserver
 
 
@@ -175,7 +175,7 @@ def test_what_another_estimator_remembered_is_refused(tmp_path: Path) -> None:
     (folder / "estimator.json").unlink()
     with pytest.raises(ConfigError, match=r"cannot resume from .*checkpoint-1: estimator\.json is missing"):
         trainer_of(tmp_path, dataset=rows, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
-    (folder / MANIFEST).unlink()  # of an earlier version, without a list of its files
+    write_manifest(folder)  # as if the file had never been there
     with pytest.raises(ConfigError, match=r"estimator\.json is missing: 'return_to_go' cannot be resumed without"):
         trainer_of(tmp_path, dataset=rows, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
 
@@ -192,8 +192,8 @@ def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     changes = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, **REMEMBERING[0]}
     trained(tmp_path, **changes)
     folder = tmp_path / "checkpoint-1"
-    (folder / MANIFEST).unlink()
     (folder / "estimator.json").write_text("{")
+    write_manifest(folder)  # otherwise its checksum would not match
     trainer = trainer_of(tmp_path, **changes)
     with pytest.raises(ConfigError, match=r"estimator\.json is damaged"):
         trainer.train(resume_from_checkpoint=str(folder))

@@ -1,7 +1,6 @@
 """Write checkpoints atomically, and check whether a checkpoint is complete.
 
-The last file of a checkpoint is its manifest: the names, sizes and checksums of the other files. A checkpoint without a
-manifest, from an earlier version, is complete if it has all required files.
+The last file of a checkpoint is its manifest: the names, sizes and checksums of the other files.
 """
 
 from __future__ import annotations
@@ -139,24 +138,6 @@ _NAME: Final = re.compile(r"checkpoint-(\d+)")
 
 _MAX_CHECKED: Final = 64 << 20  # larger files, in bytes, get no checksum
 
-_ZERO_MODEL: Final = "global_step*/*model_states.pt"  # shards written by DeepSpeed
-
-# A checkpoint needs one file of each kind: `_MODEL` always, `_TO_CONTINUE` only if the run is unfinished.
-_MODEL: Final[dict[str, tuple[str, ...]]] = {
-    "the state of the run": (_STATE,),
-    "the weights": (
-        *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"),
-        *("adapter_model.safetensors", "adapter_model.bin", "*/adapter_model.safetensors", "*/adapter_model.bin"),
-        *("pytorch_model_fsdp.bin", "pytorch_model_fsdp_*"),
-        _ZERO_MODEL,
-    ),
-}
-_TO_CONTINUE: Final[dict[str, tuple[str, ...]]] = {
-    "the optimizer's state": ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*/*optim_states.pt"),
-    "the learning rate schedule": ("scheduler.pt", _ZERO_MODEL),  # DeepSpeed stores its own with the model
-    "the state of the random generators": ("rng_state.pth", "rng_state_0.pth"),
-}
-
 
 def checkpoint_step(folder: Path) -> int | None:
     """The optimizer step in the name of a checkpoint's folder; None if the folder is not a checkpoint."""
@@ -213,16 +194,6 @@ def _read_json(path: Path) -> Any:
         return None
 
 
-def count_ranks(folder: Path) -> int:
-    """Count the ranks that saved a checkpoint, from its random-state files."""
-    return max(1, len([*folder.glob("rng_state_*.pth")]))
-
-
-def has_deepspeed_state(folder: Path) -> bool:
-    """Whether a checkpoint contains the state of DeepSpeed's engine."""
-    return any(folder.glob(_ZERO_MODEL))
-
-
 def problem_with(folder: Path, max_steps: int | None = None) -> str | None:
     """Describe why a run cannot continue from a checkpoint, as the end of a sentence; None if it can.
 
@@ -236,64 +207,51 @@ def problem_with(folder: Path, max_steps: int | None = None) -> str | None:
 
 def _problems(folder: Path, max_steps: int | None) -> Iterator[str]:
     manifest = read_manifest(folder)
-    if manifest is None and (folder / MANIFEST).exists():
-        yield f"{MANIFEST} is damaged"
-    yield from _differences(folder, manifest or {})
-    yield from _lacking(folder, _MODEL)
+    if manifest is None:
+        yield f"{MANIFEST} is {'damaged' if (folder / MANIFEST).exists() else 'missing'}"
+        return
+    yield from _differences(folder, manifest)
     step = read_state(folder).get("global_step")
     if step is None:
         yield f"{_STATE} is damaged"
-    elif max_steps is None or step < max_steps:
-        is_model = manifest is not None and manifest.get("save_only_model")
-        reason = ": it was saved with save_only_model=True, so it contains the model but not the state of the run"
-        yield from _lacking(folder, _TO_CONTINUE, reason if is_model else "")
-        # A single rank writes rng_state.pth instead.
-        if (folder / "rng_state_0.pth").exists() and count_ranks(folder) == 1:
-            yield "rng_state_1.pth is missing"
+    elif manifest.get("save_only_model") and (max_steps is None or step < max_steps):
+        yield "it was saved with save_only_model=True, so it contains the model but not the state of the run"
 
 
 def _differences(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Describe the differences between the files and the manifest."""
-    for name, size in manifest.get("files", {}).items():
+    checksums = manifest.get("crc32", {})
+    for name, size in manifest["files"].items():
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing"
         elif path.stat().st_size != size:
             yield f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
-    for name, checksum in manifest.get("crc32", {}).items():
+        elif name not in checksums and not _is_readable(path):
+            yield f"{name} is damaged"
+    for name, checksum in checksums.items():
         if not (folder / name).is_file():
             yield f"{name} is missing"
         elif zlib.crc32((folder / name).read_bytes()) != checksum:
             yield f"{name} is damaged: its checksum does not match"
 
 
-def _lacking(folder: Path, needed: Mapping[str, tuple[str, ...]], reason: str = "") -> Iterator[str]:
-    """Describe the parts whose files are missing or unreadable."""
-    for what, names in needed.items():
-        found = [path for name in names for path in folder.glob(name)]
-        if not found:
-            yield f"it lacks {what} ({' or '.join(names[:2])}){reason}"
-        yield from (f"{path.name} is damaged" for path in found if not _is_readable(path))
-
-
 def _is_readable(path: Path) -> bool:
-    """Whether a file seems readable in its format, judged by its beginning and end."""
-    if not path.is_file():
-        return path.is_dir() and any(path.iterdir())
+    """Whether a large file of tensors, which has no checksum, seems whole, judged by its beginning or end."""
+    if path.suffix in {".pt", ".pth", ".bin"}:
+        return zipfile.is_zipfile(path)
+    if path.suffix != ".safetensors":
+        return True
     try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt"):
-                return True
-        if path.suffix == ".json":
-            return _read_json(path) is not None
-    except (OSError, ValueError, SafetensorError):
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
         return False
-    return zipfile.is_zipfile(path) if path.suffix in {".pt", ".pth", ".bin"} else path.stat().st_size > 0
 
 
 def finish_renames(run_folder: Path) -> None:
     """Rename checkpoints that were complete when the run was killed, just before they were renamed."""
     for folder in checkpoints_in(run_folder / UNFINISHED):
         place = run_folder / folder.name
-        if not place.exists() and read_manifest(folder) is not None and problem_with(folder) is None:
+        if not place.exists() and problem_with(folder) is None:
             folder.rename(place)

@@ -25,9 +25,7 @@ from agentsgym.removed import REMOVED
 from agentsgym.texts import shown
 from agentsgym.training.lifecycle.checkpoint_files import (
     checkpoints_in,
-    count_ranks,
     finish_renames,
-    has_deepspeed_state,
     problem_with,
     read_manifest,
     read_state,
@@ -199,16 +197,15 @@ def _check_epoch(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any
 
 def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
     """Reject a run that would play different tasks than the saved run, and warn about other changes."""
-    then = read_manifest(folder)
-    num_ranks = count_ranks(folder) if then is None else then.get("num_ranks")
-    _check_engine(folder, {"num_ranks": num_ranks} if then is None else then, now)
-    if num_ranks != now["num_ranks"]:
+    then = read_manifest(folder) or {}
+    _check_engine(folder, then, now)
+    if (num_ranks := then.get("num_ranks")) != now["num_ranks"]:
         logger.warning(
             "%s was saved by %s ranks, but this run has %d: since each rank has its own random generators, the order "
             "of rows within an optimizer step, and dropout, will differ",
             *(folder, num_ranks, now["num_ranks"]),
         )
-    if then is None or not then.get("order"):
+    if not then.get("order"):
         return
     for name, value in now["order"].items():
         if then["order"].get(name, value if name == "tasks" else None) != value:  # unknown in older checkpoints
@@ -255,8 +252,7 @@ def _optimizer_state(optim: str) -> str:
 
 def _check_engine(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Reject a checkpoint from another engine (DeepSpeed or not), or with a different sharding."""
-    wanted = now["zero_stage"]
-    stage = then.get("zero_stage", wanted or "?") if has_deepspeed_state(folder) else 0
+    wanted, stage = now["zero_stage"], then.get("zero_stage", 0)
     if stage != wanted:
         was, is_now = (f"under DeepSpeed ZeRO-{one}" if one else "without DeepSpeed" for one in (stage, wanted))
         problem = f"was saved {was}, but this run is {is_now}, which stores the optimizer's state differently"
