@@ -110,16 +110,19 @@ def cluster_totals(
     return sums, np.bincount(rows).astype(np.float64)[:, None]
 
 
-def share_estimate(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> Estimate:
-    """Estimate a share, with a 95% interval over clusters by :func:`bootstrap_intervals`.
+def share_estimate(
+    values: Sequence[float], clusters: Sequence[Hashable], *, confidence: float = 0.95, seed: int = 0
+) -> Estimate:
+    """Estimate a share, with an interval over clusters by :func:`bootstrap_intervals`, or exact if it is 0 or 1.
 
     Args:
         values: Numbers in [0, 1], (N,), at least one.
         clusters: What may not be resampled apart, (N,).
+        confidence: Confidence level of the interval, in (0, 1).
         seed: Random seed of the bootstrap.
     """
-    mean = float(np.mean(values))
-    if mean in (0.0, 1.0):
-        return exact_binomial_interval(mean, len(set(clusters)), 0.95)
-    low, high = bootstrap_intervals([[value] for value in values], clusters, seed=seed)[:, 0]
-    return Estimate(mean=mean, low=float(low), high=float(high))
+    mean = sum(values) / len(values)
+    low, high = bootstrap_intervals([[value] for value in values], clusters, confidence=confidence, seed=seed)[:, 0]
+    if mean in {0.0, 1.0}:
+        return exact_binomial_interval(mean, len(set(clusters)), confidence)
+    return Estimate(mean=mean, low=min(mean, float(low)), high=max(mean, float(high)))

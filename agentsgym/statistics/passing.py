@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentsgym.seeding import derive_seed
-from agentsgym.statistics.intervals import NUM_RESAMPLES, Estimate, bootstrap_intervals, exact_binomial_interval
+from agentsgym.statistics.intervals import NUM_RESAMPLES, Estimate, exact_binomial_interval, share_estimate
 from agentsgym.types import Trajectory
 
 
@@ -197,12 +197,7 @@ def _interval(
         return _of_one_task(measure, only, k, confidence, seed)
     chances = [measure.chance(n, won, k) for n, won in counts.values()]
     keys = [key_of[task] for task in counts]
-    keys = keys if len(set(keys)) > 1 else list(counts)
-    low, high = bootstrap_intervals(np.array(chances)[:, None], keys, confidence=confidence, seed=seed)[:, 0]
-    mean = sum(chances) / len(chances)
-    if mean in {0.0, 1.0}:
-        return exact_binomial_interval(mean, len(set(keys)), confidence)
-    return Estimate(mean=mean, low=min(mean, float(low)), high=max(mean, float(high)))
+    return share_estimate(chances, keys if len(set(keys)) > 1 else list(counts), confidence=confidence, seed=seed)
 
 
 def _counts_for(measure: _Measure, trajectories: Sequence[Trajectory], k: int) -> dict[int, tuple[int, int]]:

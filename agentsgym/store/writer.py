@@ -97,13 +97,6 @@ class RolloutWriter:
         if os.getpid() != self._process:
             self._begin()
 
-    @property
-    def num_unwritten(self) -> int:
-        """The number of rollouts that are not on disk yet."""
-        self._begin_if_forked()
-        with self._changed:
-            return len(self._waiting) + sum(number for number, _ in self._parts)
-
     def add(self, trajectory: Trajectory, **columns: Any) -> None:
         """Add a finished rollout, which the writing thread will write later.
 

@@ -101,8 +101,8 @@ def test_a_limit_of_turns_is_worth_what_trying_every_game_gives(seat: int, turns
 def test_kuhn_poker_is_worth_what_is_known() -> None:
     uniform = kuhn.UNIFORM
     assert kuhn.expected_chips(uniform, uniform) == Fraction(1, 8)
-    assert kuhn.best_reply(uniform, Fraction, is_first=True, bet=1)[0] == Fraction(1, 2)
-    assert kuhn.best_reply(uniform, Fraction, is_first=False, bet=1)[0] == Fraction(5, 12)
+    assert kuhn.best_reply(uniform, Fraction, is_first=True)[0] == Fraction(1, 2)
+    assert kuhn.best_reply(uniform, Fraction, is_first=False)[0] == Fraction(5, 12)
 
 
 @pytest.mark.parametrize("alpha", [Fraction(0), Fraction(1, 7), Fraction(1, 3)])
@@ -113,8 +113,7 @@ def test_no_reply_exploits_an_equilibrium(alpha: Fraction) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("bet", [0, 1])
-def test_the_best_reply_is_the_best_of_all_pure_strategies(seed: int, bet: int) -> None:
+def test_the_best_reply_is_the_best_of_all_pure_strategies(seed: int) -> None:
     rng = random.Random(seed)
     opponent = {key: Fraction(rng.randint(0, 4), 4) for key in kuhn.UNIFORM}
     for is_first, histories in ((True, ("", "cb")), (False, ("c", "b"))):
@@ -123,18 +122,18 @@ def test_the_best_reply_is_the_best_of_all_pure_strategies(seed: int, bet: int) 
         for choices in itertools.product((Fraction(0), Fraction(1)), repeat=6):
             own = dict(zip(keys, choices, strict=True))
             pair = (own, opponent) if is_first else (opponent, own)
-            results.append((1 if is_first else -1) * kuhn.expected_chips(*pair, bet=bet))
-        worth, strategy = kuhn.best_reply(opponent, Fraction, is_first=is_first, bet=bet)
+            results.append((1 if is_first else -1) * kuhn.expected_chips(*pair))
+        worth, strategy = kuhn.best_reply(opponent, Fraction, is_first=is_first)
         pair = (strategy, opponent) if is_first else (opponent, strategy)
-        assert worth == max(results) == (1 if is_first else -1) * kuhn.expected_chips(*pair, bet=bet)
+        assert worth == max(results) == (1 if is_first else -1) * kuhn.expected_chips(*pair)
 
 
 def test_a_match_of_one_round_is_the_round() -> None:
-    match = kuhn.Match(1, bet=0, seat=1)
+    match = kuhn.Match(1, seat=1)
     assert match.is_first(1)
-    assert match.optimal == kuhn.best_reply(kuhn.UNIFORM, Fraction, is_first=True, bet=0)[0]
-    assert match.random == kuhn.expected_chips(kuhn.UNIFORM, kuhn.UNIFORM, bet=0)
-    seats = [kuhn.Match(2, bet=1, seat=seat).random for seat in (0, 1)]
+    assert match.optimal == kuhn.best_reply(kuhn.UNIFORM, Fraction, is_first=True)[0]
+    assert match.random == kuhn.expected_chips(kuhn.UNIFORM, kuhn.UNIFORM)
+    seats = [kuhn.Match(2, seat=seat).random for seat in (0, 1)]
     assert seats[0] == -seats[1] == 0  # each begins once
 
 

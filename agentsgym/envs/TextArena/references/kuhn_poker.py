@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import re
@@ -12,8 +11,6 @@ from statistics import mean
 from typing import Literal
 
 from agentsgym.envs.spec import Anchors
-from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
-from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Message
@@ -48,21 +45,18 @@ def equilibrium(alpha: Fraction = Fraction(1, 3)) -> Strategy:
     return {(card, history): row[card] for history, row in by_history.items() for card in range(3)}
 
 
-def round_outcomes(first: Strategy, second: Strategy, *, bet: int) -> dict[int, Fraction]:
-    """Return the probability of each result of a round, in chips for the first player.
-
-    A bet adds ``bet`` chips to the pot: 1 in Kuhn poker, 0 in the unpatched TextArena 0.7.4.
-    """
+def round_outcomes(first: Strategy, second: Strategy) -> dict[int, Fraction]:
+    """Return the probability of each result of a round, in chips for the first player."""
     results: dict[int, Fraction] = {}
     for mine, theirs in itertools.permutations(range(3), 2):
         sign = 1 if mine > theirs else -1
         bets, bets_later = first[mine, ""], second[theirs, "c"]
         calls, calls_later = second[theirs, "b"], first[mine, "cb"]
         branches = (
-            (bets * calls, sign * (1 + bet)),
+            (bets * calls, sign * 2),
             (bets * (1 - calls), 1),
             ((1 - bets) * (1 - bets_later), sign),
-            ((1 - bets) * bets_later * calls_later, sign * (1 + bet)),
+            ((1 - bets) * bets_later * calls_later, sign * 2),
             ((1 - bets) * bets_later * (1 - calls_later), -1),
         )
         for p, chips in branches:
@@ -70,7 +64,7 @@ def round_outcomes(first: Strategy, second: Strategy, *, bet: int) -> dict[int, 
     return results
 
 
-def best_reply(opponent: Strategy, utility: Utility, *, is_first: bool, bet: int) -> tuple[Fraction, Strategy]:
+def best_reply(opponent: Strategy, utility: Utility, *, is_first: bool) -> tuple[Fraction, Strategy]:
     """Solve one round against a known strategy, for a utility of results in chips.
 
     Returns:
@@ -83,7 +77,7 @@ def best_reply(opponent: Strategy, utility: Utility, *, is_first: bool, bet: int
         for other in {0, 1, 2} - {card}:
             sign = 1 if card > other else -1
             their_bet, their_call = opponent[other, theirs[0]], opponent[other, theirs[1]]
-            showdown = utility(sign * (1 + bet))
+            showdown = utility(sign * 2)
             can_bet = 1 if is_first else 1 - their_bet
             bets += can_bet * (their_call * showdown + (1 - their_call) * utility(1))
             checks += (1 - their_bet) * utility(sign)
@@ -98,12 +92,12 @@ def best_reply(opponent: Strategy, utility: Utility, *, is_first: bool, bet: int
     return total, strategy
 
 
-def expected_chips(first: Strategy, second: Strategy, *, bet: int = 1) -> Fraction:
+def expected_chips(first: Strategy, second: Strategy) -> Fraction:
     """Return the first player's expected winnings per round, in chips."""
-    return sum((p * chips for chips, p in round_outcomes(first, second, bet=bet).items()), Fraction(0))
+    return sum((p * chips for chips, p in round_outcomes(first, second).items()), Fraction(0))
 
 
-def exploitability(strategy: Strategy, *, bet: int = 1) -> Fraction:
+def exploitability(strategy: Strategy) -> Fraction:
     """Return the best opponent's expected winnings per round against a strategy, in chips, averaged over both seats.
 
     It is 0 for an equilibrium and measures the distance from it, unlike a win rate against some opponent.
@@ -111,20 +105,19 @@ def exploitability(strategy: Strategy, *, bet: int = 1) -> Fraction:
     >>> exploitability(UNIFORM)
     Fraction(11, 24)
     """
-    seats = (best_reply(strategy, Fraction, is_first=is_first, bet=bet)[0] for is_first in (True, False))
+    seats = (best_reply(strategy, Fraction, is_first=is_first)[0] for is_first in (True, False))
     return sum(seats, Fraction(0)) / 2
 
 
 class Match:
     """A match of several rounds against a random opponent; the player with more chips at the end wins.
 
-    Player 1 begins the odd rounds, counted from 1, and player 0 begins the even ones. ``bet`` is that of
-    :func:`round_outcomes`.
+    Player 1 begins the odd rounds, counted from 1, and player 0 begins the even ones.
     """
 
-    def __init__(self, num_rounds: int, *, bet: int, seat: int) -> None:
+    def __init__(self, num_rounds: int, *, seat: int) -> None:
         self._num_rounds, self._seat = num_rounds, seat
-        most = num_rounds * (1 + bet)
+        most = 2 * num_rounds
         #: By round (from 1) and chips: the value of optimal play, and its strategy.
         self._best: dict[tuple[int, int], tuple[Fraction, Strategy]] = {}
         self._random: dict[tuple[int, int], Fraction] = {}
@@ -132,13 +125,13 @@ class Match:
             sign = Fraction((chips > 0) - (chips < 0))
             self._best[num_rounds + 1, chips] = (sign, {})
             self._random[num_rounds + 1, chips] = sign
-        results = round_outcomes(UNIFORM, UNIFORM, bet=bet)
+        results = round_outcomes(UNIFORM, UNIFORM)
         for number in range(num_rounds, 0, -1):
             is_first = self.is_first(number)
-            reach = (number - 1) * (1 + bet)
+            reach = 2 * (number - 1)
             for chips in range(-reach, reach + 1):
-                later = {won: self._best[number + 1, chips + won][0] for won in range(-1 - bet, 2 + bet)}
-                self._best[number, chips] = best_reply(UNIFORM, later.__getitem__, is_first=is_first, bet=bet)
+                later = {won: self._best[number + 1, chips + won][0] for won in range(-2, 3)}
+                self._best[number, chips] = best_reply(UNIFORM, later.__getitem__, is_first=is_first)
                 side = 1 if is_first else -1
                 expected = (p * self._random[number + 1, chips + side * won] for won, p in results.items())
                 self._random[number, chips] = sum(expected, Fraction(0))
@@ -167,22 +160,11 @@ class Match:
         return self._best[number, chips][1]
 
 
-@functools.cache
-def chips_of_bet() -> int:
-    """Play a round of the game to measure how many chips a called bet adds, which is 1 by the rules."""
-    context = GameContext(random.Random(0))  # a game of the installed version, patched or not
-    game = PlayedGame(GameFactory("KuhnPoker-v0", {"max_rounds": 1})(context), context, num_players=2, seed=0)
-    for move in ("[bet]", "[call]"):
-        game.move(move)
-    # The pot is distributed, and each player has put in the next round's chip.
-    return max(game.state.game_state["player_chips"].values())
-
-
 class KuhnPoker(Reference):
     """The best reply to random play, by wins minus losses of matches.
 
-    The number of chips that a bet adds to the pot is measured in the game, which is patched (see
-    :mod:`~agentsgym.envs.TextArena.patches`). For opponents who do not play randomly, see :func:`exploitability`.
+    A bet adds a chip to the pot, as in the patched game (see :mod:`~agentsgym.envs.TextArena.patches`). For opponents
+    who do not play randomly, see :func:`exploitability`.
     """
 
     opening = "round game of Kuhn Poker."
@@ -190,9 +172,7 @@ class KuhnPoker(Reference):
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
-        self.bet = chips_of_bet()
-        num_rounds = rules.options["max_rounds"]
-        self._matches = [Match(num_rounds, bet=self.bet, seat=seat) for seat in (0, 1)]
+        self._matches = [Match(rules.options["max_rounds"], seat=seat) for seat in (0, 1)]
 
     def anchors(self, seat: int | None = None) -> Anchors:
         """Return the mean final rewards against random play in a seat; if it is drawn, the mean over both seats."""
