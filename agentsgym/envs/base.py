@@ -28,7 +28,7 @@ from agentsgym.envs.play import EpisodeByHand, OnFinish, play
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.subclass import NEVER_CALLED, called_with, given_and_valid, prepare_class
 from agentsgym.envs.tool_schemas import schemas_of
-from agentsgym.envs.trial import Trial
+from agentsgym.envs.trial import SessionTrial, Trial
 from agentsgym.envs.user_checks import (
     NOT_GIVEN,
     StartChecks,
@@ -521,8 +521,7 @@ class MultistepEnv(ABC):
         if as_bool("state['done']", call_environment(self.active_states[session_id].get, "done")):
             raise EnvError(f"the episode of session {session_id!r} is over: put the state of a new episode there first")
         budget = Budget(trajectory=self.env_config["max_trajectory_tokens"])
-        trial = Trial(env=self, session_id=session_id, budget=budget)
-        [trajectory] = drive([trial.play_one()], as_agent(agent))
+        [trajectory] = drive([SessionTrial(env=self, session_id=session_id, budget=budget)], as_agent(agent))
         return unpadded_row(finished_alone(self, trajectory))
 
     def reset(self, task_data: TaskData | None = None) -> list[Message]:

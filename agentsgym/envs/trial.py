@@ -119,16 +119,6 @@ class Trial:
                 self.env.drop_session(self.session_id)
         return self._closed(trajectory)
 
-    def play_one(self) -> Generator[TurnRequest, Action, Trajectory]:
-        """Play one episode of a session whose state is in ``env.active_states``; errors are raised."""
-        self._begin_record()
-        try:
-            stop_reason = yield from self._episode(0, is_practice=False)
-            trajectory = self._ended(stop_reason)
-        finally:
-            self._close()
-        return self._closed(trajectory)
-
     def abandon(self, fault: EpisodeError) -> Trajectory:
         """Return the trajectory of a trial whose generator cannot continue: failed, with the turns recorded so far.
 
@@ -290,6 +280,20 @@ class Trial:
 
 
 _WORKER_FAILURES = FailureLog(logger)  # one log for all trials that are sent to this worker process
+
+
+class SessionTrial(Trial):
+    """One episode of a session whose state is in ``env.active_states``."""
+
+    def play(self) -> Generator[TurnRequest, Action, Trajectory]:
+        """Play the episode; errors are raised."""
+        self._begin_record()
+        try:
+            stop_reason = yield from self._episode(0, is_practice=False)
+            trajectory = self._ended(stop_reason)
+        finally:
+            self._close()
+        return self._closed(trajectory)
 
 
 def _unpickled_trial(trial_class: type[Trial], fields: dict[str, Any]) -> Trial:

@@ -12,35 +12,33 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import Any, Generic
+from typing import Any
 
 from agentsgym.agents.base import Agent, answer, call_agent, finish_agent
-from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EpisodeError
+from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.fields import Check, is_int, is_positive_number, or_none, require
 from agentsgym.rollouts.loop_executor import OwnExecutor
 from agentsgym.rollouts.scheduler import (
     GRACE_S,
+    AgentCaller,
     PlayableTrial,
     Pool,
     Raised,
     Result,
     Scheduler,
     TimeLimits,
-    TrialGenerator,
 )
 from agentsgym.types import Action, TurnRequest
 
 logger = logging.getLogger(__name__)
 
 
-class BatchCaller:
+class BatchCaller(AgentCaller):
     """Calls the agent once for all live trials."""
-
-    is_batched = True
 
     def __init__(self, scheduler: Scheduler[Any], agent: Agent) -> None:
         self._scheduler = scheduler
@@ -52,18 +50,8 @@ class BatchCaller:
         answers = call_agent(self._agent, [requests[index] for index in order])
         self._scheduler.on_answers(zip(order, answers, strict=True))
 
-    def oldest_request(self) -> None:
-        """Return None: no trial waits for an answer outside of :meth:`call`."""
 
-    def cancel(self, index: int) -> bool:
-        """Do nothing: no trial waits."""
-        return False
-
-    def close(self) -> None:
-        """Do nothing: no trial waits."""
-
-
-class ConcurrentCaller:
+class ConcurrentCaller(AgentCaller):
     """Calls the agent separately for each trial, all concurrently on the agents' event loop."""
 
     is_batched = False
@@ -153,7 +141,7 @@ class ConcurrentCaller:
 
 
 def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
-    trials: Iterable[PlayableTrial[Result] | TrialGenerator[Result]],
+    trials: Iterable[PlayableTrial[Result]],
     agent: Agent,
     *,
     max_concurrent: int | None = None,
@@ -176,7 +164,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
     returns. Calls of a batched agent count toward the limit of a trial, but not toward the limit of a turn.
 
     Args:
-        trials: The trials to play; without a pool and a time limit, they may also be unstarted generators.
+        trials: The trials to play.
         agent: The agent that answers the requests.
         max_concurrent: Maximum number of live trials; None for all of them.
         on_finish: Called on this thread with each result as soon as it is available.
@@ -199,37 +187,13 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
     require("pool", pool, or_none(is_pool), "a pool such as EnvThreadPool(4), or None")
     caller = ConcurrentCaller if callable(getattr(agent, "aact", None)) else BatchCaller
     try:
-        playable: list[PlayableTrial[Result]] = []
-        for trial in trials:
-            if isinstance(trial, Generator) and not (pool is None and limits == TimeLimits()):
-                raise ConfigError(
-                    "a pool or a time limit requires trials with play() and abandon(error), got a generator"
-                )
-            playable.append(_BareTrial(trial) if isinstance(trial, Generator) else trial)
         scheduler = Scheduler(
-            playable, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish, interrupt=interrupt
+            trials, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish, interrupt=interrupt
         )
         executor = OwnExecutor(scheduler) if pool is None else pool.begin_run(scheduler)
         return scheduler.run(executor, caller(scheduler, agent))
     finally:
         finish_agent(agent)
-
-
-class _BareTrial(Generic[Result]):
-    """A trial that wraps a generator and is never abandoned."""
-
-    env: Any = None
-    may_wait = False
-
-    def __init__(self, generator: TrialGenerator[Result]) -> None:
-        self.generator = generator
-        self.session_id = ""
-
-    def play(self) -> TrialGenerator[Result]:
-        return self.generator
-
-    def abandon(self, error: EpisodeError, /) -> Result:
-        raise error
 
 
 _END_S = 60.0  # how long closing a stream waits for a running answer of a batched agent

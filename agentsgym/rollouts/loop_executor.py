@@ -15,6 +15,7 @@ from agentsgym.event_loop import agents_loop, run_on_loop
 from agentsgym.rollouts.scheduler import (
     BATCHING_WINDOW_S,
     GRACE_S,
+    Executor,
     Finished,
     Input,
     Raised,
@@ -34,13 +35,11 @@ def has_coroutines(trial: Any) -> bool:
     return bool(getattr(getattr(trial, "env", None), "has_coroutines", False))
 
 
-class OwnExecutor:
+class OwnExecutor(Executor):
     """Advances trials with async hooks on the agents' event loop, and all others on the scheduler's own thread.
 
     A step on the thread cannot be interrupted.
     """
-
-    max_live: int | None = None
 
     def __init__(self, scheduler: Scheduler[Any]) -> None:
         self._scheduler = scheduler
@@ -111,14 +110,12 @@ class _Step:
     since: float | None = None
 
 
-class LoopExecutor:
+class LoopExecutor(Executor):
     """Advances every trial on the agents' event loop, where trials that wait for a coroutine leave room for others.
 
     All hooks run there, also those that are not async, so hooks never overlap between two points where one waits. A
     step that takes too long is canceled: the error is raised where its hook waits, and its episode is closed.
     """
-
-    max_live: int | None = None
 
     def __init__(self, scheduler: Scheduler[Any]) -> None:
         self._scheduler = scheduler

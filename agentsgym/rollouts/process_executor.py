@@ -10,7 +10,7 @@ from typing import Any
 
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
 from agentsgym.interruptions import attempt
-from agentsgym.rollouts.scheduler import Finished, Input, Raised, Scheduler
+from agentsgym.rollouts.scheduler import Executor, Finished, Input, Raised, Scheduler
 from agentsgym.rollouts.worker_set import RemoteTrial, WorkerLimits, WorkerSet, place
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 from agentsgym.rollouts.workers.wire import (
@@ -38,7 +38,7 @@ _HINT = (
 )
 
 
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """The executor of one run in a process pool."""
 
     def __init__(

@@ -95,14 +95,14 @@ class TimeLimits:
     trial_s: float | None = None
 
 
-class Executor(Protocol):
+class Executor:
     """Advances the trials of one run.
 
     Attributes:
         max_live: Maximum number of live trials; None for any number.
     """
 
-    max_live: int | None
+    max_live: int | None = None
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Process some or all of the inputs, or start to, and remove these from ``inputs``.
@@ -110,45 +110,44 @@ class Executor(Protocol):
         Before the scheduler can go on, it needs to know the trials whose steps continue elsewhere:
         :meth:`Scheduler.expect`.
         """
-        ...
+        raise NotImplementedError
 
     def running(self) -> list[tuple[int, float]]:
         """The trials whose step is running, and since when (on the monotonic clock)."""
-        ...
+        raise NotImplementedError
 
     def abandon(self, index: int, error: EpisodeError) -> None:
         """Stop waiting for a running or queued step: its worker becomes free soon, and its trial ends."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """End every live trial."""
-        ...
+        raise NotImplementedError
 
 
-class AgentCaller(Protocol):
-    """Calls the agent.
+class AgentCaller:
+    """Calls the agent; here, no trial waits for an answer outside of :meth:`call`.
 
     Attributes:
         is_batched: Whether the agent is called once for all live trials.
     """
 
-    is_batched: bool
+    is_batched = True
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
         """Call the agent with the requests of these trials."""
-        ...
+        raise NotImplementedError
 
     def oldest_request(self) -> tuple[int, float] | None:
         """The trial that has waited longest for its answer, and since when."""
-        ...
+        return None
 
     def cancel(self, index: int) -> bool:
         """Drop the answer that a trial waits for; return whether it waited for one."""
-        ...
+        return False
 
     def close(self) -> None:
         """Drop every pending answer."""
-        ...
 
 
 _POLL_S = 0.5  # seconds between calls of ``interrupt`` while nothing happens

@@ -3,12 +3,12 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
+from bare_trials import drive
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym import Action, AgentError, ConfigError, TurnRequest
 from agentsgym.interruptions import Interruption
-from agentsgym.rollouts.driver import drive
 
 
 def episode(name: str, num_turns: int, log: list[str] | None = None) -> Generator[TurnRequest, Action, Any]:

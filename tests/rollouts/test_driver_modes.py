@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
+from bare_trials import drive
 from hypothesis import given
 from hypothesis import strategies as st
 from playground import AsyncParrot, AsyncPlayground, Parrot, Playground, recent, tasks, texts
@@ -17,7 +18,6 @@ from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
 from agentsgym.errors import AgentError, ConfigError, EnvError
 from agentsgym.event_loop import agents_loop
 from agentsgym.interruptions import Interruption
-from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.testing import chat_tokenizer
@@ -328,9 +328,3 @@ def test_a_fault_is_thrown_into_a_generator_that_may_go_on() -> None:
 def test_a_limit_that_is_no_time_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be a positive number of seconds or None, got {value!r}"):
         Playground().rollout(tasks("stop"), Parrot(), **{name: value})
-
-
-def test_a_bare_generator_cannot_be_given_up(threads: EnvThreadPool) -> None:
-    for options in ({"pool": threads}, {"turn_timeout_s": 1.0}):
-        with pytest.raises(ConfigError, match=r"requires trials with play\(\) and abandon\(error\)"):
-            drive([counting(0, 1)], Counted(), **options)  # type: ignore[arg-type]

@@ -362,5 +362,5 @@ class Silent(Agent):
 def test_trials_of_two_games_are_played_together() -> None:
     environments = Environments(GuessNumber(TOKENIZER), TOKENIZER)
     trials = environments.trials([{"task_data": {}}], [1], places=[(0, 0)]) + SayBlue(TOKENIZER).trials([{}])
-    played = drive([trial.play() for trial in trials], Silent())
+    played = drive(trials, Silent())
     assert [len(trajectory.turns) for trajectory in played] == [4, 2]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bare_trials import drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import multiprocessing
@@ -21,7 +22,6 @@ from agentsgym.agents.vllm import policy as vllm_policy
 from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.event_loop import run_coroutine
-from agentsgym.rollouts.driver import drive
 
 END = 2
 OF_SERVERS: dict[str, Any] = {"vllm_server_urls": (), "max_staleness": 0}

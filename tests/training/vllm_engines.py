@@ -21,6 +21,7 @@ import requests
 import torch
 import trl.generation.vllm_generation as trl_vllm
 from accelerate import Accelerator, InitProcessGroupKwargs
+from bare_trials import drive
 from games import NUMBERS, policy
 from trl.generation.vllm_generation import VLLMGeneration
 from vllm_stub import StubServer, ended
@@ -31,7 +32,6 @@ from agentsgym.agents.vllm import fleet as vllm_servers
 from agentsgym.agents.vllm import weights as vllm_weights
 from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
-from agentsgym.rollouts.driver import drive
 
 WORDS = "one two three four five six seven eight nine ten stop here."
 NUM_RANKS = 2

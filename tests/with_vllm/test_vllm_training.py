@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from bare_trials import drive
 from cpu_support import CPUGeneration, saved_policy, served
 from datasets import Dataset
 from programs import speak
@@ -25,7 +26,6 @@ from agentsgym.envs.AgentProgram import AgentProgramEnv
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.errors import AgentError
 from agentsgym.record_audit import audit
-from agentsgym.rollouts.driver import drive
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.drift import Drift, logprob_gap
 from agentsgym.training.trainer import GRPOEnvTrainer
