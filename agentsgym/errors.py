@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,21 @@ class MissingDependencyError(AgentsGymError, ImportError):
     def __init__(self, package: str, extra: str = "", *, command: str = "") -> None:
         how = command or f"pip install 'agentsgym[{extra}]'"
         super().__init__(f"{package!r} is not installed; install it with: {how}")
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Import a module that a pip extra installs.
+
+    Raises:
+        MissingDependencyError: The module is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
+            raise  # the module is installed, but one of its requirements is not
+        raise MissingDependencyError(package.replace("_", "-"), extra) from error
 
 
 class CheckpointError(AgentsGymError, OSError):

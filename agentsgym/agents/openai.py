@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.openai_client import Client, RequestError, load_openai
+from agentsgym.agents.openai_client import Client, RequestError
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, Usage, as_mapping
-from agentsgym.errors import AgentError, ConfigError, did_you_mean
+from agentsgym.errors import AgentError, ConfigError, did_you_mean, import_extra
 from agentsgym.event_loop import agents_loop, on_agents_loop, run_coroutine
 from agentsgym.fields import is_dict, is_int, require
 from agentsgym.texts import shown
@@ -87,14 +87,6 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
             failed = malformed_call(error, name if isinstance(name, str) else "")
             calls.append(dataclasses.replace(failed, id=call_id if isinstance(call_id, str) else None))
     return tuple(calls)
-
-
-def reasoning_in(message: Mapping[str, Any]) -> str | None:
-    """Return the model's reasoning from the fields that vLLM, SGLang and others use; None if there is none."""
-    for key in ("reasoning_content", "reasoning"):
-        if isinstance(message.get(key), str) and message[key]:
-            return str(message[key])
-    return None
 
 
 __all__ = ["OpenAIAgent", "Usage"]
@@ -184,7 +176,7 @@ class OpenAIAgent(AsyncAgent):
         **options: Any,
     ) -> None:
         """Check the arguments, which the class docstring describes; nothing is sent yet."""
-        load_openai()
+        import_extra("openai", "openai")
         require("max_tokens", max_tokens, is_int(1), "an int of at least 1")
         require("token_ids", token_ids, lambda value: value in ("auto", True, False), "'auto', True or False")
         self.model = model
@@ -352,12 +344,13 @@ class OpenAIAgent(AsyncAgent):
             if choice.get("finish_reason") == "content_filter" or content.get("refusal"):
                 self._meter.add(refusals=1)
             is_cut = choice.get("finish_reason") == "length"
+            thoughts = (content.get(name) for name in ("reasoning_content", "reasoning"))  # vLLM, SGLang and others
             return Action(
                 text=_text(content.get("content")) or _text(content.get("refusal")),
                 agent_state=request.agent_state,
                 finish_reason="length" if is_cut else "stop",
                 tool_calls=() if is_cut else calls_in(content),  # the last call may be cut off but look complete
-                reasoning=reasoning_in(content),
+                reasoning=next((thought for thought in thoughts if thought and isinstance(thought, str)), None),
             )
 
         budget = "max_completion_tokens" if self._server.is_openai else "max_tokens"

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, as_mapping
-from agentsgym.errors import MissingDependencyError
+from agentsgym.errors import import_extra
 from agentsgym.event_loop import agents_loop
 from agentsgym.texts import sentence_of, shown, visible
 
@@ -74,7 +74,7 @@ class Client:
         self._refused_at = 0.0
         self._forbidden: Counter[int] = Counter()  # requests with status 403 since the last answer, by their prompts
         self._mask = server.mask()
-        self._openai = load_openai()
+        self._openai = import_extra("openai", "openai")  # takes half a second
         self._sdk = self._openai.AsyncOpenAI(
             api_key=server.key,
             base_url=server.base_url,
@@ -203,15 +203,6 @@ class Client:
             text = shown(value, _READ_CHARACTERS)
         text = " ".join(self._mask.masked(text).split())
         return text if len(text) <= width else f"{text[:width]}…"
-
-
-def load_openai() -> Any:
-    """Import the ``openai`` package."""
-    try:
-        import openai  # noqa: PLC0415  # an extra, and half a second
-    except ImportError as error:
-        raise MissingDependencyError("openai", "openai") from error
-    return openai
 
 
 _closing: set[asyncio.Task[None]] = set()  # a loop references its tasks weakly: unreferenced ones might never finish

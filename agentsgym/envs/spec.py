@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.errors import ConfigError, MissingDependencyError, import_extra
 from agentsgym.fields import is_number
 from agentsgym.texts import shown
 
@@ -95,13 +95,7 @@ class EnvSpec:
         Raises:
             MissingDependencyError: The module is not installed.
         """
-        try:
-            return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            package = module.partition(".")[0]
-            if (error.name or "").partition(".")[0] != package:
-                raise  # the module is installed, but one of its requirements is not
-            raise MissingDependencyError(package.replace("_", "-"), self.extra) from error
+        return import_extra(module, self.extra)
 
 
 def imported(name: str) -> Any:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from agentsgym.agents.policy.model import budget_within
 from agentsgym.agents.vllm.sampling import Sampled, VLLMSampling
-from agentsgym.agents.vllm.server import TransientError, VLLMServer, load_aiohttp, open_session
-from agentsgym.errors import AgentError, AgentsGymError
+from agentsgym.agents.vllm.server import TransientError, VLLMServer, open_session
+from agentsgym.errors import AgentError, AgentsGymError, import_extra
 from agentsgym.event_loop import run_coroutine
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class VLLMServers:
         Raises:
             MissingDependencyError: ``aiohttp`` is not installed.
         """
-        load_aiohttp()
+        import_extra("aiohttp", "vllm")
         self.servers = [VLLMServer(url) for url in urls]
         self._rank = rank
         self._fields = sampling.fields()  # named as in the server's API

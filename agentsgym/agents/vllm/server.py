@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.agents.vllm.sampling import Sampled
-from agentsgym.errors import AgentError, MissingDependencyError
+from agentsgym.errors import AgentError, import_extra
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
@@ -36,18 +36,9 @@ class TransientError(Exception):
         self.is_connection = is_connection
 
 
-def load_aiohttp() -> Any:
-    """Import ``aiohttp``, which vLLM also requires."""
-    try:
-        import aiohttp  # noqa: PLC0415  # an extra
-    except ImportError as error:
-        raise MissingDependencyError("aiohttp", "vllm") from error
-    return aiohttp
-
-
 def open_session(num_connections: int) -> ClientSession:
     """Open a session on the running event loop, with at most this many connections; the caller closes it."""
-    aiohttp = load_aiohttp()
+    aiohttp = import_extra("aiohttp", "vllm")
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=IDLE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
@@ -202,7 +193,7 @@ class VLLMServer:
                 return response.status, await response.read()
         except TimeoutError as error:
             raise TransientError("it did not respond in time", is_connection=True) from error
-        except (load_aiohttp().ClientError, OSError) as error:
+        except (import_extra("aiohttp", "vllm").ClientError, OSError) as error:
             raise TransientError(f"{type(error).__name__}: {sentence_of(error)}", is_connection=True) from error
 
 

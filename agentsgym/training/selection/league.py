@@ -15,7 +15,7 @@ from safetensors.torch import load_model, save_model  # pyright: ignore[reportUn
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS
-from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.errors import ConfigError, import_extra
 from agentsgym.fields import check_choice, is_dict, is_int, or_none, require
 from agentsgym.ranks import all_gather_objects
 from agentsgym.seeding import derive_seed
@@ -99,15 +99,11 @@ class League(Agent, BatchObserver):
             MissingDependencyError: The package ``openskill`` is not installed.
             ConfigError: A value is invalid.
         """
-        try:
-            from openskill.models import PlackettLuce  # noqa: PLC0415  # an extra
-        except ImportError as error:
-            raise MissingDependencyError("openskill", "league") from error
         require("League(players)", players, or_none(is_dict), "a dict of agents by name, or None")
         require("snapshot_steps", snapshot_steps, is_int(1), "a positive int")
         require("max_snapshots", max_snapshots, is_int(1), "a positive int")
         check_choice("draw", draw, DRAWS)
-        self._model: Any = PlackettLuce()
+        self._model = import_extra("openskill.models", "league").PlackettLuce()
         self.members = {
             name: Member(as_agent(agent), self._model.rating(), is_snapshot=False)
             for name, agent in (players or {}).items()
