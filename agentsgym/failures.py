@@ -19,6 +19,7 @@ import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
@@ -125,7 +126,7 @@ def kind_of(error: str) -> str:
     return re.sub(r"[0-9a-f]{32}|\d+", "#", sentence.partition(", got ")[0])
 
 
-class FailureLog:
+class FailureLog(AbstractContextManager["FailureLog"]):
     """Logs the first failure of each kind when it happens, and the number of further ones at the end.
 
     >>> import logging
@@ -139,9 +140,6 @@ class FailureLog:
         self._first: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()  # episodes are closed in the threads of a pool
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Log the counts, even if the run ended with an error."""

@@ -7,11 +7,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
@@ -41,7 +42,7 @@ _LIMITS = ("max_turn_tokens", "max_completion_length")  # these limits affect ep
 _KEY = "evaluation_key"
 
 
-class StoredEvaluation:
+class StoredEvaluation(AbstractContextManager["StoredEvaluation"]):
     """The rollouts of one evaluation in a store.
 
     Attributes:
@@ -108,9 +109,6 @@ class StoredEvaluation:
         self._writer = RolloutWriter(store) if isinstance(store, str | Path) else store
         self.known: dict[tuple[int, int], Trajectory] = {}
         self._run: str | None = self._writer.shared.get("run")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Write pending rollouts; errors are only logged, since the evaluation returns all rollouts."""

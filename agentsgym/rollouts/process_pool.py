@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
@@ -14,7 +15,7 @@ from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet
 from agentsgym.rollouts.workers.handle import WorkerHandle
 
 
-class EnvProcessPool:
+class EnvProcessPool(AbstractContextManager["EnvProcessPool"]):
     """Advances trials in processes: for environments that compute, or that may hang or crash.
 
     A session stays in one process from start to end; the agent runs in the process that owns the pool. The environment
@@ -80,9 +81,6 @@ class EnvProcessPool:
         self._workers = WorkerSet(num_workers)
         self._in_use = threading.Lock()
         weakref.finalize(self, self._workers.request_shutdown).atexit = False  # they end with their owner
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

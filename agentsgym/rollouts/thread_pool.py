@@ -6,10 +6,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import SimpleQueue
-from typing import Any, Self
+from typing import Any
 
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, require
@@ -26,7 +27,7 @@ from agentsgym.rollouts.scheduler import (
 )
 
 
-class EnvThreadPool:
+class EnvThreadPool(AbstractContextManager["EnvThreadPool"]):
     """Advances trials in threads of this process: for environments that block on I/O (a server, a subprocess, a file).
 
     The steps of one session never overlap; steps of different sessions do, so the environment's hooks must be
@@ -55,9 +56,6 @@ class EnvThreadPool:
         self._num_started = 0
         self._runs: set[_ThreadExecutor] = set()
         weakref.finalize(self, _end_threads, self._jobs, self._threads).atexit = False  # they end with the process
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -165,9 +163,7 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
         del job, outcome  # otherwise an idle thread would keep the pool alive
 
 
-class _ThreadExecutor:
-    max_live: int | None = None
-
+class _ThreadExecutor(Executor):
     def __init__(
         self, pool: EnvThreadPool, scheduler: Scheduler[Any], on_close: Callable[[_ThreadExecutor], None]
     ) -> None:

@@ -18,6 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.agents.base import Agent, as_agent
@@ -136,7 +137,7 @@ class PolicySession:
         self._stored.wait(timeout_s)
 
 
-class PolicyServer:
+class PolicyServer(AbstractContextManager["PolicyServer"]):
     """Answers the calls of any number of sessions with one agent; made by :func:`serve_policy`.
 
     Attributes:
@@ -187,9 +188,6 @@ class PolicyServer:
         self.url, self.key = f"{self._endpoint.url}/v1", f"sk-{secrets.token_hex(16)}"
         self._stream = TrialStream(as_agent(agent), self._finished, max_concurrent=max_sessions)
         self._endpoint.openers[self.key] = self._session_named
-
-    def __enter__(self) -> PolicyServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,10 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.fields import is_int, is_positive_number, require
@@ -34,7 +35,7 @@ _LAST: Final = 0  # the lowest exit priority, since other exit handlers may stil
 _MAX_UNWRITTEN: Final = 1 << 30  # bytes of parts in memory while the disk is full
 
 
-class RolloutWriter:
+class RolloutWriter(AbstractContextManager["RolloutWriter"]):
     """Appends rollouts to a store, in parts; created as ``RolloutStore.writer(path)``.
 
     A rollout is on disk once its part is written, which happens after ``flush_every`` rollouts, ``flush_seconds`` after
@@ -179,9 +180,6 @@ class RolloutWriter:
         else:
             self._has_reported = False
             self._cancel_exit()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
