@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from agentsgym.agents.base import Agent
-from agentsgym.fields import is_fraction, require
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, ToolCall, TurnRequest
 
@@ -17,6 +16,7 @@ _MARKED = re.compile(r"\[[^\[\]\n]{1,40}\]|[\"'`“]([^\"'`“”\n]{1,40})[\"'`
 _WORD = re.compile(r"\w+(?:['\-]\w+)*")
 _NUMBER = re.compile(r"-?\d+")
 _MAX_CHARACTERS = 4000  # length of the end of the conversation from which words are drawn
+_CALL_FRACTION = 0.8  # of the turns in which there are tools
 _MAX_DEPTH = 4  # nesting depth of arguments
 
 
@@ -28,19 +28,13 @@ class ExploringAgent(Agent):
     the order in which sessions make their first request; its answers depend only on that stream and the conversation.
     """
 
-    def __init__(self, *, seed: int = 0, call_fraction: float = 0.8) -> None:
+    def __init__(self, *, seed: int = 0) -> None:
         """Set up; nothing is drawn.
 
         Args:
             seed: Seed of the random streams.
-            call_fraction: Fraction of turns that call a tool if there are tools, in [0, 1].
-
-        Raises:
-            ConfigError: ``call_fraction`` is not in [0, 1].
         """
-        require("call_fraction", call_fraction, is_fraction, "a number in [0, 1]")
         self._seed = seed
-        self._call_fraction = call_fraction
         self._streams: dict[str, random.Random] = {}
         self._num_sessions = 0
 
@@ -55,7 +49,7 @@ class ExploringAgent(Agent):
                 self._streams[request.session_id] = stream
             shown = "\n".join(message["content"] for message in request.messages if message["role"] != "assistant")
             shown = shown[-_MAX_CHARACTERS:]
-            if request.tools and stream.random() < self._call_fraction:
+            if request.tools and stream.random() < _CALL_FRACTION:
                 call = random_call(stream.choice(list(request.tools)), shown, stream)
                 actions.append(Action(text="", tool_calls=(call,)))
             else:

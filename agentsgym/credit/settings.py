@@ -24,11 +24,7 @@ class CreditArgs(Protocol):
     min_group_size: int
     value_head: str | None
     multi_objective_aggregation: str
-
-    @property
-    def reward_weights(self) -> Any:
-        """The weights of named rewards; None for 1."""
-        ...
+    reward_weights: Any
 
     @property
     def truncation(self) -> str:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from inspect import signature
 from pathlib import Path
@@ -33,8 +33,6 @@ from agentsgym.training.model_checks import check_size
 from agentsgym.training.objectives.demonstrations import Demonstrations
 
 if TYPE_CHECKING:
-    from agentsgym.envs.base import MultistepEnv
-    from agentsgym.recipes.environments import World
     from agentsgym.statistics.metrics import Evaluation
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
@@ -265,19 +263,13 @@ def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
     name = recipe.warm_start.player if recipe.warm_start is not None and not recipe.warm_start.from_store else "random"
     texts: list[str] = []
     for world in worlds:
-        for env, tasks in _played_envs(world, worlds):
+        played = [(world.env, worlds.train[world.label]), (world.eval_env, worlds.eval.get(world.label, ()))]
+        for env, tasks in played[: 1 + (world.eval_env is not world.env)]:
             player = None if isinstance(env, HasVocabulary) else player_of(world, name, seed, env)
             with _in_section("tiny"):
                 texts += environment_texts(env, tasks=player and tasks, agent=player)
     with _in_section("tiny"):
         return tiny_policy(texts, **{"seed": seed, **recipe.tiny})
-
-
-def _played_envs(world: World, worlds: Worlds) -> Iterator[tuple[MultistepEnv, Sequence[Mapping[str, Any]]]]:
-    """Yield the training environment with its tasks and, if it differs, the evaluation environment with its tasks."""
-    yield world.env, worlds.train[world.label]
-    if world.eval_env is not world.env:
-        yield world.eval_env, worlds.eval[world.label]
 
 
 def _loaded_policy(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:

@@ -90,7 +90,6 @@ def learning_curve(
     *,
     evaluations: Sequence[tuple[float, Estimate]] = (),
     references: Mapping[str, Estimate] | None = None,
-    x_label: str = "episodes played in training",
     title: str = "Win rate",
 ) -> Picture:
     """Plot the win rate in training, its moving average, evaluations with intervals, and levels of other agents.
@@ -103,7 +102,6 @@ def learning_curve(
             needed.
         evaluations: Pairs (x, estimate), for example of evaluations before and after training.
         references: Other agents' win rates by name, for example of random and greedy play.
-        x_label: The label of the x axis.
         title: The headline.
 
     Raises:
@@ -117,7 +115,7 @@ def learning_curve(
         references = {**stored.references, **(references or {})}
     axes = picture.figure.add_subplot()
     axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=10)
-    axes.set_xlabel(x_label, color=FAINT_INK, fontsize=9)
+    axes.set_xlabel("episodes played in training", color=FAINT_INK, fontsize=9)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)

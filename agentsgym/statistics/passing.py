@@ -29,9 +29,7 @@ def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
     played: defaultdict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         played[trajectory.task_index] += [] if trajectory.failed else [trajectory]
-    fewest = min(map(len, played.values()), default=0)
-    if not 1 <= k <= fewest:
-        raise ValueError(_invalid_k("maj@k", k, fewest))
+    _counts_for("maj@k", trajectories, k)
     if not any(_vote(one) is not None for rollouts in played.values() for one in rollouts):
         raise ValueError("maj@k requires info['answer'], which no rollout has")
     scores: list[float] = []
@@ -174,7 +172,7 @@ def max_k(trajectories: Sequence[Trajectory]) -> int:
 
 
 def _mean(measure: _Measure, trajectories: Sequence[Trajectory], k: int) -> float:
-    chances = [measure.chance(n, won, k) for n, won in _counts_for(measure, trajectories, k).values()]
+    chances = [measure.chance(n, won, k) for n, won in _counts_for(measure.name, trajectories, k).values()]
     return sum(chances) / len(chances)
 
 
@@ -191,7 +189,7 @@ def _interval(
     key_of: dict[int, Hashable] = {}
     for trajectory, key in zip(trajectories, clusters or [one.task_index for one in trajectories], strict=True):
         key_of.setdefault(trajectory.task_index, key)
-    counts = _counts_for(measure, trajectories, k)
+    counts = _counts_for(measure.name, trajectories, k)
     if len(counts) == 1:
         (only,) = counts.values()
         return _of_one_task(measure, only, k, confidence, seed)
@@ -200,17 +198,12 @@ def _interval(
     return share_estimate(chances, keys if len(set(keys)) > 1 else list(counts), confidence=confidence, seed=seed)
 
 
-def _counts_for(measure: _Measure, trajectories: Sequence[Trajectory], k: int) -> dict[int, tuple[int, int]]:
-    counts = _counts(trajectories)
-    fewest = min((played for played, _ in counts.values()), default=0)
-    if not 1 <= k <= fewest:
-        raise ValueError(_invalid_k(measure.name, k, fewest))
-    return counts
-
-
-def _invalid_k(name: str, k: int, most: int) -> str:
-    limit = f"the smallest number of non-failed rollouts of any task ({most})"
-    return f"{name} requires k to be at least 1 and at most {limit}, got {k}"
+def _counts_for(name: str, trajectories: Sequence[Trajectory], k: int) -> dict[int, tuple[int, int]]:
+    most = max_k(trajectories)
+    if not 1 <= k <= most:
+        limit = f"the smallest number of non-failed rollouts of any task ({most})"
+        raise ValueError(f"{name} requires k to be at least 1 and at most {limit}, got {k}")
+    return _counts(trajectories)
 
 
 def _counts(trajectories: Sequence[Trajectory]) -> dict[int, tuple[int, int]]:

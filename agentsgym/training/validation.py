@@ -219,11 +219,6 @@ def _splits_rows(args: Any) -> bool:
     return args.layout != "trajectory"
 
 
-def _has_crossed_bounds(args: Any) -> bool:
-    correction = args.importance_correction
-    return correction is not None and correction.bounds[0] >= correction.bounds[1]
-
-
 def _has_idle_bounds(args: Any) -> bool:
     bounds = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
     is_set = bounds != (None, None) or args.vllm_importance_sampling_mode != "token_truncate"
@@ -282,7 +277,7 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
     ),
     (
         "vllm_importance_sampling_mode",
-        _has_crossed_bounds,
+        lambda args: (one := args.importance_correction) is not None and one.bounds[0] >= one.bounds[1],
         "its lower bound must be below its upper bound (by default the mode's)",
     ),
     (

@@ -11,6 +11,7 @@ import typer
 
 from agentsgym.cli import options
 from agentsgym.cli.console import UsageError, cell, new_table, out, print_json, print_text, reported
+from agentsgym.errors import did_you_mean
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -55,15 +56,12 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     only with a filter or --all.
     """
     from agentsgym.cli.catalogue import entries  # noqa: PLC0415
-    from agentsgym.envs.datasets.naming import nearest  # noqa: PLC0415
 
     if environment is not None:
         show_env(options.find_env(environment), as_json=as_json)
         return
     if status is not None and status not in _STATUSES:
-        near = nearest(status, _STATUSES, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UsageError(f"--status must be one of {', '.join(_STATUSES)}, got {status!r}{hint}")
+        raise UsageError(f"--status: there is no status {status!r}{did_you_mean(status, _STATUSES)}")
     is_filtered = every or offline or (text, players, status) != (None, None, None)
     chosen = [
         one
@@ -119,12 +117,12 @@ def _details(named: NamedEnv) -> dict[str, Any]:
     """Describe an environment in JSON values."""
     from agentsgym.cli.catalogue import config_rows  # noqa: PLC0415
     from agentsgym.envs.dataset_rows import class_path  # noqa: PLC0415
-    from agentsgym.envs.datasets.naming import did_you_mean  # noqa: PLC0415
+    from agentsgym.envs.datasets import naming  # noqa: PLC0415
 
     spec = named.env_class.spec
     games, game = spec.known_games(), named.env_config.get(spec.game_key)
     if game is not None and spec.has_only_listed_games and game not in games:
-        raise UsageError(f"unknown variant {game!r} of {named.env_class.__name__}{did_you_mean(game, games)}")
+        raise UsageError(f"unknown variant {game!r} of {named.env_class.__name__}{naming.did_you_mean(game, games)}")
     facts = named.variant if game is None else games.get(game, {})
     # join the lines of each paragraph or item of the docstring, and drop its sections on arguments and errors
     docstring = inspect.getdoc(named.env_class) or ""

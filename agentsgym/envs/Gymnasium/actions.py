@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from agentsgym.errors import ConfigError, EnvError
+from agentsgym.fields import is_int
 from agentsgym.texts import shown
 
 ActionParser = Callable[[str], "int | None"]
@@ -60,7 +61,7 @@ class ActionTable:
             number: Any = self.parser(text)
             if hasattr(number, "item"):
                 number = number.item()  # a numpy number
-            if number is not None and not (_is_number(number) and number in self.by_name.values()):
+            if number is not None and not (is_int()(number) and number in self.by_name.values()):
                 raise EnvError(
                     f"the callable env_config['actions'] must return one of {[*self.values]} or None, got "
                     f"{shown(number)}"
@@ -80,7 +81,7 @@ def is_actions(value: Any) -> bool:
         return True
     if isinstance(value, Mapping):
         table = cast("Mapping[Any, Any]", value)
-        return bool(table) and all(map(_is_name, table)) and all(map(_is_number, table.values()))
+        return bool(table) and all(map(_is_name, table)) and all(map(is_int(), table.values()))
     if not isinstance(value, list | tuple):
         return False
     names = cast("list[Any]", value)
@@ -116,10 +117,6 @@ def action_table(setting: Any, space: Any, default_names: Iterable[str] | None) 
             f"{shown(wrong or named)}"
         )
     return ActionTable(by_name=by_name)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_name(value: Any) -> bool:

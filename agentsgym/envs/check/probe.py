@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 import pickle
 import random
@@ -223,22 +224,16 @@ def _bytes_of(value: Any) -> bytes | None:
         if is_interruption(error):
             raise
         return None
-    return b"".join(written.parts)
+    return written.getvalue()
 
 
-class _BoundedBytes:
+class _BoundedBytes(io.BytesIO):
     """A file with a size limit, so that large states are not pickled completely."""
 
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self._num_bytes = 0
-
     def write(self, data: Any) -> int:
-        self._num_bytes += len(data)
-        if self._num_bytes > _MAX_STATE_BYTES:
+        if self.tell() + len(data) > _MAX_STATE_BYTES:
             raise ValueError("the state is too large to be compared")
-        self.parts.append(bytes(data))
-        return len(data)
+        return super().write(data)
 
 
 def _fingerprint(value: Any, depth: int = 0) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -74,6 +73,7 @@ class RolloutsAhead:
     Attributes:
         waited_s: Seconds for which :meth:`take` waited for the latest batch.
         num_updates: The number of generation batches that were trained on.
+        changed: Guards all other attributes; held while values change on which the draw of a group may depend.
     """
 
     def __init__(
@@ -105,8 +105,9 @@ class RolloutsAhead:
         self._played: dict[int, dict[int, Trajectory]] = {}
         self._prepared: set[int] = set()
         self.num_updates = self._next_batch = 0
-        self._changed = threading.Condition()
-        self._agent, self._hooks = agent, FinishedRollouts(self._went_through, self._take_later)
+        self.changed = threading.Condition()
+        self._agent = agent
+        self._hooks = FinishedRollouts(self._went_through, lambda: self._stream.post(self._take))
         self._stream = TrialStream(agent, self._finished, max_concurrent=self._num_live, **options)
 
     def take(self, num_updates: int, interrupt: Callable[[], None]) -> list[PlayedGroup]:
@@ -120,14 +121,14 @@ class RolloutsAhead:
             AgentsGymError: The rollouts failed.
         """
         since = time.monotonic()
-        with self._changed:
+        with self.changed:
             self.num_updates = self._next_batch = num_updates
             self._prepared.clear()
             self._begin()
             while (numbers := self._in_flight.take(num_updates)) is None:
                 self._stream.check()
                 interrupt()
-                self._changed.wait(_POLL_S)
+                self.changed.wait(_POLL_S)
             self._next_batch += 1
             self._begin()
             self.waited_s = time.monotonic() - since
@@ -137,14 +138,10 @@ class RolloutsAhead:
                 taken.append((self._begun.pop(number), [played[index] for index in range(len(played))]))
             return taken
 
-    def no_new_groups(self) -> AbstractContextManager[Any]:
-        """Return a context in which no group begins, since its draw may depend on values that are being changed."""
-        return self._changed
-
     def close(self) -> None:
         """Drop the rollouts in progress, and end the thread."""
         self._stream.close()
-        with self._changed:
+        with self.changed:
             self._hooks.close()
 
     def _begin(self) -> None:
@@ -165,18 +162,15 @@ class RolloutsAhead:
             self._hooks.expect(group.trials, self._agent)
             self._stream.add(group.trials)
 
-    def _take_later(self) -> None:
-        self._stream.post(self._take)
-
     # On the stream's thread
 
     def _finished(self, trajectory: Trajectory) -> None:
-        with self._changed:
+        with self.changed:
             _, _, trial = self._places[trajectory.session_id]
             self._hooks.add(trial.env, trajectory, may_retry=trial.num_retries < self._policy.max_retries)
 
     def _take(self) -> None:
-        with self._changed:
+        with self.changed:
             self._hooks.take()
 
     def _went_through(self, trajectory: Trajectory, may_retry: bool) -> None:
@@ -189,7 +183,7 @@ class RolloutsAhead:
         self._played[number][index] = trajectory
         self._in_flight.finish(number)
         self._begin()
-        self._changed.notify_all()
+        self.changed.notify_all()
 
 
 class AsyncRolloutGenerator(RolloutGenerator):
@@ -332,7 +326,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         self._tasks.trained(number for number, _ in trained)
         if self._curriculum is not None:
             trained_rows = [self._dataset[index] for _, index in trained for _ in range(phase.num_rollouts)]
-            with ahead.no_new_groups():
+            with ahead.changed:  # no group begins
                 self._curriculum.record(trained_rows, rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())

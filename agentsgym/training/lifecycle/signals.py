@@ -42,6 +42,7 @@ class SignalWatch:
     Attributes:
         notice: The first signal that any rank received inside :meth:`watching`; None if there was none.
         has_repeated: Whether this rank received a second signal.
+        taken: The signals that are recorded instead of having their default effects.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class SignalWatch:
         self._handled_at: float | None = None
         self._own: int | None = None
         self._pid = os.getpid()
-        self._taken: list[int] = []
+        self.taken: list[int] = []
 
     def note(self, signum: int) -> None:
         """Record a signal if it is the first."""
@@ -68,8 +69,8 @@ class SignalWatch:
         self._pid = os.getpid()
         number, is_main = next(_num_watches), threading.current_thread() is threading.main_thread()
         if is_main:
-            self._taken = [signum for signum, usual in DEFAULTS.items() if signal.getsignal(signum) == usual]
-            for signum in self._taken:
+            self.taken = [signum for signum, usual in DEFAULTS.items() if signal.getsignal(signum) == usual]
+            for signum in self.taken:
                 signal.signal(signum, self._handle)
         try:
             store = _own_store()
@@ -87,14 +88,10 @@ class SignalWatch:
         if self._own is not None:
             signal.raise_signal(self._own)
 
-    def is_watched(self, signum: int) -> bool:
-        """Whether a signal is recorded instead of having its default effect."""
-        return signum in self._taken
-
     def _restore_handlers(self) -> None:
-        for signum in self._taken:
+        for signum in self.taken:
             signal.signal(signum, DEFAULTS[signum])
-        self._taken = []
+        self.taken = []
 
     def _handle(self, signum: int, _: Any) -> None:
         """Record the first signal. Runs between any two bytecode instructions, so it must do as little as possible."""
@@ -166,7 +163,7 @@ class _Listener(threading.Thread):
 
         The main thread receives the second signal too; if it does not react, this thread ends the process.
         """
-        if not self._watch.is_watched(signum):
+        if signum not in self._watch.taken:
             return
         now = time.monotonic()
         self._watch.note(signum)
