@@ -202,10 +202,9 @@ def _expected_rewards(path: str | None, config: str | None) -> dict[str, Any]:
         return _UNKNOWN
     settings = cast("Mapping[str, Any]", known)
     subclasses = env_class.__mro__[: env_class.__mro__.index(MultistepEnv)]
-    overridden = {name for one in subclasses for name in vars(one)}
-    is_custom = "_calculate_rewards" in overridden
+    is_custom = any("_calculate_rewards" in vars(one) for one in subclasses)
     return {
         "turn_credit": None if is_custom else settings.get("turn_credit"),
         "token_credit": None if is_custom else settings.get("token_credit"),
-        "final_reward_is_sum": "_final_reward" not in overridden,
+        "final_reward_is_sum": not env_class.overrides_final_reward,
     }

@@ -137,6 +137,10 @@ def _late_draw(real: Any, name: str, generator: Callable[[GameContext], Any]) ->
     return draw
 
 
+def _log_print(*values: object, **_: object) -> None:
+    logger.info("%s", " ".join(map(str, values)))
+
+
 def _bind_random(module: ModuleType) -> None:
     """Replace a module's random generators with stand-ins, and its ``print`` with logging."""
     names = vars(module)
@@ -146,7 +150,7 @@ def _bind_random(module: ModuleType) -> None:
         elif isinstance(value, ModuleType) and value.__name__ == "numpy":
             names[name] = numpy_standin(value)
     if module.__name__.startswith("textarena.envs."):
-        names.setdefault("print", lambda *values, **_: logger.info("%s", " ".join(map(str, values))))
+        names.setdefault("print", _log_print)
 
 
 def import_game_module(path: str, *binders: Callable[[ModuleType], None]) -> ModuleType:
