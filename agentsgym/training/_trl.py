@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from transformers.integrations import is_deepspeed_zero3_enabled
-from trl.trainer.utils import add_fused_lm_head, create_model_from_path, use_adapter  # pyright: ignore[reportUnknownVariableType]
+from trl.trainer import utils
+from trl.trainer.utils import create_model_from_path, use_adapter  # pyright: ignore[reportUnknownVariableType]
 
 from agentsgym.agents.policy.attention import EXTENDED
 from agentsgym.agents.policy.loading import load_tokenizer, load_weights, naming_the_model
@@ -78,13 +79,14 @@ def check_logits(model: Any, temperature: float, *, is_sharded: bool | None = No
     This runs two short forward passes, unless the weights are sharded, by default those of ZeRO-3.
     """
     scoring.keep_experts(model)
-    if is_deepspeed_zero3_enabled() if is_sharded is None else is_sharded:
+    change_head = getattr(utils, "add_fused_lm_head", None)  # Axolotl's older TRL, with which one can imitate, has none
+    if change_head is None or (is_deepspeed_zero3_enabled() if is_sharded is None else is_sharded):
         return
     whole = without_adapters(model)
     expose_decoder(whole)
     attributes = whole.__dict__
     own = attributes.get("forward")
-    add_fused_lm_head(whole, temperature)
+    change_head(whole, temperature)
     try:
         scoring.check_head(model, temperature)
     finally:

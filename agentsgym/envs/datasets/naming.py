@@ -52,7 +52,7 @@ class NamedEnv:
         """
         fixed: Mapping[str, Any] = self.variant.get(kind, {})
         for key, value in given.items():
-            if value != fixed.get(key, value):
+            if key in fixed and value != fixed[key]:  # NaN differs from itself
                 raise ConfigError(f"{self.name} fixes {key} at {shown(fixed[key])}, got {shown(value)}: leave it out")
         return {**given, **fixed}
 
