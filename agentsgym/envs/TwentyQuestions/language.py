@@ -38,9 +38,12 @@ _EITHER = re.compile(r"\b(bigger|larger|smaller) or (bigger|larger|smaller) than
 _KIND = re.compile(
     r"(is (?=the|your)|does |can |could |has )(?:the|it|your) (?:animal|creature|plant|food|device|product) "
 )
-# "Can it smell?" is not "Does it smell?", and "not" does not deny the property in "if you are not careful"
+# "Can it smell?" is not "Does it smell?", and "Can it be red?" not "Is it red?"; "not" does not deny the property in
+# "if you are not careful"
 _UNANSWERED = re.compile(
     r"^(?:can|could) it (?:see|hear|smell|taste|feel)\b|\bnot (?:only|just)\b|\bif (?:i|you|we|people) (?:are|do) not"
+    r"|^(?:can|could|may|might) it be (?:made|red|green|yellow|brown|white|black|gr[ae]y|orange|blue|hot|cold|hard|soft"
+    r"|round|square|long|heavy|dangerous|expensive|poisonous)\b"
 )
 _MONEY = re.compile(r"\$ ?(\d+)|(\d+) ?\$")
 # "Can you put it in your pocket?", which is not "Do you keep it in your pocket?"
@@ -73,7 +76,25 @@ _DERIVED = re.compile(
 _COMPARISON = re.compile(r"(?:is it )?(?P<how>bigger|larger|smaller)(?: in size)? than (?:an? |the )?(?P<what>.+)")
 _WORD = re.compile(r"[a-z0-9']+|[^\s\w.,:;!?()/\[\]'\"&-]|\w+")
 #: Words with which "mainly" matters
-_MAINLY: Final = frozenset(("child", "woman", "female", "girl", "lady", "winter", "cold", "part"))
+_MAINLY: Final = frozenset(
+    [
+        *(
+            "child",
+            "woman",
+            "female",
+            "girl",
+            "lady",
+            "winter",
+            "cold",
+            "part",
+            "outdoor",
+            "indoor",
+            "outside",
+            "inside",
+        ),
+        *("red", "green", "yellow", "brown", "white", "black", "gray", "orange", "blue"),
+    ]
+)
 _LISTING: Final = frozenset(("and", "or", "but"))
 _PRONOUNS: Final = ("it", "that")
 _NOTHING: Final[Trie] = {}

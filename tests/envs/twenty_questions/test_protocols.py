@@ -26,7 +26,7 @@ from benchmarks import twenty_questions
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ("v1", "v1-hard", "v1-small")
-FINGERPRINT = "365ff04b7c1d"
+FINGERPRINT = "69c34b0a2bd8"
 ON_CHANGE = (
     "facts, wordings or rules have changed. If that was an accident, undo it. If play has changed on purpose since a "
     "release, give the protocols new names (v2), since their scores cannot be compared with those of v1. In any case "
@@ -140,6 +140,11 @@ def test_other_settings_have_no_variants_name() -> None:
     assert name_of_env(path, TwentyQuestionsEnv().env_config) == "TwentyQuestions"
     other = {**find_env("TwentyQuestions:v1").build().env_config, "max_steps_per_episode": 19}
     assert name_of_env(path, other) == "TwentyQuestions"
+
+
+def test_nothing_is_fixed_by_a_name_without_a_colon() -> None:
+    given = {"seed": float("nan")}  # which differs from itself
+    assert find_env("TwentyQuestions").settings("dataset", given) == given
 
 
 @pytest.mark.parametrize("key", ["max_steps_per_episode", "spelling", "style", "final_guess", "objects", "hardcore"])
