@@ -5,13 +5,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import exp, log
 from typing import Any
 
+from agentsgym import OpenAIAgent, TurnRequest
 from agentsgym.seeding import derive_seed
+
+KEY = "key-that-nobody-may-see"
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,23 @@ def serving(answer: Callable[[Asked], Reply]) -> Iterator[Served]:
             yield served
         finally:
             server.shutdown()
+
+
+def request(text: str = "hello", **fields: Any) -> TurnRequest:
+    return TurnRequest(session_id=text, messages=[{"role": "user", "content": text}], token_ids=[], **fields)
+
+
+def agent_of(served: Served, **options: Any) -> OpenAIAgent:
+    """An agent that calls the server, and waits little before it tries again."""
+    settings: Any = {"base_url": served.url, "backoff_s": 0.001, "max_retries": 2, **options}
+    return OpenAIAgent("tiny", **settings)
+
+
+@contextmanager
+def calling(answer: Callable[[Asked], Reply], **options: Any) -> Iterator[tuple[OpenAIAgent, Served]]:
+    """An agent and the server that it calls, until the block is left."""
+    with serving(answer) as served, closing(agent_of(served, **options)) as agent:
+        yield agent, served
 
 
 def chat(text: str | None, *, finish_reason: str = "stop", usage: Any = None, **message: Any) -> Reply:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from guess_game import GuessEnv, tasks
-from http_server import Asked, Reply, Served, chat, serving
+from http_server import Asked, Reply, agent_of, calling, chat, request, serving
 
 from agentsgym import Action, AgentError, ConfigError, OpenAIAgent, StopReason, TurnRequest
 from agentsgym.agents.openai_server import Server
@@ -21,24 +21,13 @@ from agentsgym.event_loop import agents_loop, run_coroutine
 from agentsgym.testing import chat_tokenizer
 
 
-def request(text: str = "hello", **fields: Any) -> TurnRequest:
-    return TurnRequest(session_id=text, messages=[{"role": "user", "content": text}], token_ids=[], **fields)
-
-
-def agent_of(served: Served, **options: Any) -> OpenAIAgent:
-    settings: Any = {"base_url": served.url, "backoff_s": 0.001, "max_retries": 2, **options}
-    return OpenAIAgent("tiny", **settings)
-
-
 def echo(requested: Asked) -> Reply:
     return chat(requested.output_last.upper())
 
 
 def answer_to(reply: Reply, **fields: Any) -> tuple[Action, Usage]:
-    with serving(lambda requested: reply) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: reply) as (agent, _):
         (action,) = agent.act([request(**fields)])
-        agent.close()
     assert isinstance(action, Action)
     return action, agent.usage
 
@@ -54,18 +43,15 @@ def guesser(requested: Asked) -> Reply:
 
 
 def test_a_request_holds_the_messages_the_options_and_the_smaller_budget() -> None:
-    with serving(echo) as served:
-        agent = agent_of(
-            served, temperature=0.5, stop=["\n"], seed=3, max_tokens=50, extra_body={"top_k": 4, "min_p": 0.1}
-        )
+    options = {"temperature": 0.5, "stop": ["\n"], "seed": 3}
+    extra = {"top_k": 4, "min_p": 0.1}
+    with calling(echo, max_tokens=50, extra_body=extra, **options) as (agent, served):
         for budget in (None, 20, 80):
             (action,) = agent.act([request("hi", max_new_tokens=budget, agent_state="kept")])
             assert action == Action(text="HI", agent_state="kept")
-        agent.close()
-    options = {"temperature": 0.5, "stop": ["\n"], "seed": 3, "top_k": 4, "min_p": 0.1}
     output = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
     assert [requested.body for requested in served.requested] == [
-        {**output, **options, "max_tokens": n} for n in (50, 20, 50)
+        {**output, **options, **extra, "max_tokens": n} for n in (50, 20, 50)
     ]
     assert {requested.path for requested in served.requested} == {"/v1/chat/completions"}
 
@@ -121,10 +107,8 @@ def test_an_answer_may_be_empty_refused_or_cut(reply: Reply, text: str, finish_r
 
 
 def test_it_plays_a_game_and_counts_what_it_cost() -> None:
-    with serving(guesser) as served:
-        agent = agent_of(served, price_per_million=(2.0, 10.0))
+    with calling(guesser, price_per_million=(2.0, 10.0)) as (agent, served):
         trajectories = GuessEnv().rollout(tasks(*range(1, 10)), agent, num_rollouts=2)
-        agent.close()
     assert all(trajectory.success for trajectory in trajectories)
     assert not agent.usage.failures
     num_turns = [len(trajectory.turns) for trajectory in trajectories]
@@ -157,12 +141,10 @@ def test_a_session_that_fails_for_good_fails_alone() -> None:
         unlucky = "from 1 to 8" in requested.body["messages"][0]["content"]
         return Reply({"error": "no"}, status=500) if unlucky else guesser(requested)
 
-    with serving(answer) as served:
-        agent = agent_of(served)
+    with calling(answer) as (agent, served):
         (broken,) = GuessEnv(env_config={"highest": 8}).rollout(tasks(3), agent)
         (fine,) = GuessEnv().rollout(tasks(3), agent)
         mixed = agent.act([request("a"), TurnRequest(session_id="b", messages=broken.messages, token_ids=[])])
-        agent.close()
     assert broken.stop_reason is StopReason.FAILED
     assert f"'tiny' at {served.url} returned no usable response: status 500: no" in str(broken.error)
     assert fine.stop_reason is StopReason.DONE
@@ -186,20 +168,16 @@ def test_an_episode_goes_on_while_another_waits_for_a_slow_answer() -> None:
         if len(done) == num_others:
             all_others_done.set()
 
-    with serving(answer) as served:
-        agent = agent_of(served)
+    with calling(answer) as (agent, _):
         trajectories = GuessEnv().rollout(tasks(*range(1, 2 + num_others)), agent, on_finish=note)
-        agent.close()
     assert waited_for_all == [True]
     assert all(trajectory.success for trajectory in trajectories)
     assert max(len(trajectory.turns) for trajectory in trajectories) > 1
 
 
 def test_it_is_an_opponent_too() -> None:
-    with serving(echo) as served:
-        agent = agent_of(served)
+    with calling(echo) as (agent, _):
         assert agent.get_action([{"role": "user", "content": "ready?"}], "kept") == ("READY?", "kept")
-        agent.close()
     with pytest.raises(AgentError, match="returned no usable response"):
         agent.get_action([{"role": "user", "content": "ready?"}], None)
     agent.close()
@@ -250,13 +228,11 @@ def test_one_agent_works_everywhere_and_keeps_its_connection() -> None:
     places: list[Callable[[OpenAIAgent], Any]] = [
         in_this_thread, in_a_notebook, on_a_loop_of_the_users, on_the_agents_loop, in_another_thread,
     ]  # fmt: skip
-    with serving(echo) as served:
-        agent = agent_of(served)
+    with calling(echo) as (agent, served):
         assert [place(agent) for place in places] == [Action(text="A")] * len(places)
         assert served.num_connections == 1
         assert after_a_copy(agent) == after_closing(agent) == Action(text="A")
         assert served.num_connections == 4
-        agent.close()
 
 
 def test_an_agent_that_nobody_holds_closes_its_connection() -> None:
@@ -322,10 +298,8 @@ def test_what_cannot_work_is_refused_at_once(options: Any, message: str) -> None
 
 
 def test_the_games_tokenizer_need_not_be_the_models_where_the_answer_is_text() -> None:
-    with serving(guesser) as served:
-        agent = agent_of(served, token_ids=False)
+    with calling(guesser, token_ids=False) as (agent, served):
         (trajectory,) = GuessEnv(chat_tokenizer("chatml")).rollout(tasks(7), agent)
-        agent.close()
     assert trajectory.success
     assert not trajectory.exact
     assert {requested.path for requested in served.requested} == {"/v1/chat/completions"}

@@ -4,25 +4,18 @@ import json
 import threading
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 
+import http_server
 import pytest
-from http_server import HANG_UP, Asked, Reply, Served, chat, serving
+from http_server import HANG_UP, KEY, Asked, Reply, agent_of, chat, request, serving
 
-from agentsgym import Action, AgentError, ConfigError, OpenAIAgent, TurnRequest
+from agentsgym import Action, AgentError, ConfigError, OpenAIAgent
 from agentsgym.agents.openai_client import _retry_after_s
 
 GOOD = chat("fine", usage={"prompt_tokens": 3, "completion_tokens": 1})
-KEY = "key-that-nobody-may-see"
-
-
-def request(text: str = "hello", **fields: Any) -> TurnRequest:
-    return TurnRequest(session_id=text, messages=[{"role": "user", "content": text}], token_ids=[], **fields)
-
-
-def agent_of(served: Served, **options: Any) -> OpenAIAgent:
-    settings: Any = {"base_url": served.url, "api_key": KEY, "backoff_s": 0.001, "max_retries": 2, **options}
-    return OpenAIAgent("tiny", **settings)
+calling = partial(http_server.calling, api_key=KEY)
 
 
 def first(broken: Reply) -> Callable[[Asked], Reply]:
@@ -66,10 +59,8 @@ def fault_of(agent: OpenAIAgent) -> str:
     ids=lambda reply: "hang up" if reply is HANG_UP else f"{reply.status} {reply.content[:24]!r} cut {reply.cut}",
 )
 def test_what_may_pass_is_tried_again(broken: Reply) -> None:
-    with serving(first(broken)) as served:
-        agent = agent_of(served)
+    with calling(first(broken)) as (agent, served):
         assert agent.act([request()]) == [Action(text="fine")]
-        agent.close()
     assert len(served.requested) == 2
     assert served.requested[0].body == served.requested[1].body
     assert (agent.usage.requests, agent.usage.retries, agent.usage.failures) == (1, 1, 0)
@@ -78,10 +69,8 @@ def test_what_may_pass_is_tried_again(broken: Reply) -> None:
 
 @pytest.mark.parametrize("status", [400, 405, 413, 422])
 def test_what_will_not_pass_is_not(status: int) -> None:
-    with serving(lambda requested: error(status, f"no luck with {KEY}")) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: error(status, f"no luck with {KEY}")) as (agent, served):
         fault = fault_of(agent)
-        agent.close()
     assert len(served.requested) == 1
     assert fault.rstrip().endswith(
         f"'tiny' at {served.url} returned no usable response: status {status}: no luck with ***"
@@ -101,20 +90,16 @@ def test_what_will_not_pass_is_not(status: int) -> None:
     ids=range(6),
 )
 def test_the_key_is_in_no_fault_and_no_log(reply: Reply, caplog: pytest.LogCaptureFixture) -> None:
-    with serving(lambda requested: reply) as served, caplog.at_level("DEBUG", "agentsgym"):
-        agent = agent_of(served, max_retries=1)
+    with calling(lambda requested: reply, max_retries=1) as (agent, served), caplog.at_level("DEBUG", "agentsgym"):
         fault = fault_of(agent)
-        agent.close()
     assert f"Bearer {KEY}" in served.requested[0].headers.values()
     assert "returned no usable response: " in fault or "refuses every request: " in fault
     assert KEY[:10] not in fault + caplog.text
 
 
 def test_patience_ends_with_a_sentence_that_names_server_model_and_cause() -> None:
-    with serving(lambda requested: error(503, "warming up")) as served:
-        agent = agent_of(served, max_retries=3)
+    with calling(lambda requested: error(503, "warming up"), max_retries=3) as (agent, served):
         fault = fault_of(agent)
-        agent.close()
     assert len(served.requested) == 4
     assert agent.usage.retries == 3
     assert f"'tiny' at {served.url} returned no usable response: status 503: warming up" in fault
@@ -136,43 +121,28 @@ def test_a_timeout_ends_one_try(caplog: pytest.LogCaptureFixture) -> None:
             gone.wait(30)
         return GOOD
 
-    with serving(answer) as served, caplog.at_level("INFO"):
-        agent = agent_of(served, timeout_s=0.1)
+    with calling(answer, timeout_s=0.1) as (agent, _), caplog.at_level("INFO"):
         assert agent.act([request()]) == [Action(text="fine")]
-        agent.close()
         gone.set()
     assert agent.usage.retries == 1
     assert "no response within 0.1 s; retrying" in caplog.text
 
 
 def test_a_timeout_counts_the_whole_answer_not_the_gaps_between_its_bytes() -> None:
-    with serving(lambda requested: Reply(GOOD.body, seconds_a_byte=0.02)) as served:
-        agent = agent_of(served, timeout_s=0.2, max_retries=0)
+    with calling(lambda requested: Reply(GOOD.body, seconds_a_byte=0.02), timeout_s=0.2, max_retries=0) as (agent, _):
         assert "no response within 0.2 s" in fault_of(agent)
-        agent.close()
 
 
-def test_the_server_shows_how_long_to_wait() -> None:
-    with serving(first(error(429, **{"Retry-After": "0.2"}))) as served:
-        agent = agent_of(served, backoff_s=0)
+@pytest.mark.parametrize(("shown", "backoff_s", "least_s"), [("0.2", 0.0, 0.2), ("0", 0.2, 0.1)])
+def test_the_server_shows_how_long_to_wait_but_never_nothing(shown: str, backoff_s: float, least_s: float) -> None:
+    with calling(first(error(429, **{"Retry-After": shown})), backoff_s=backoff_s) as (agent, served):
         assert agent.act([request()]) == [Action(text="fine")]
-        agent.close()
-    assert served.requested[1].arrived - served.requested[0].arrived >= 0.2
-
-
-def test_a_server_that_sets_no_wait_is_not_called_again_at_once() -> None:
-    with serving(first(error(429, **{"Retry-After": "0"}))) as served:
-        agent = agent_of(served, backoff_s=0.2)
-        assert agent.act([request()]) == [Action(text="fine")]
-        agent.close()
-    assert served.requested[1].arrived - served.requested[0].arrived >= 0.1
+    assert served.requested[1].arrived - served.requested[0].arrived >= least_s
 
 
 def test_a_wait_that_is_too_long_is_not_begun() -> None:
-    with serving(lambda requested: error(429, "come back tomorrow", **{"Retry-After": "86400"})) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: error(429, "come back tomorrow", **{"Retry-After": "86400"})) as (agent, served):
         assert "status 429: come back tomorrow" in fault_of(agent)
-        agent.close()
     assert len(served.requested) == 1
 
 
@@ -187,10 +157,9 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 
 def test_waits_grow_with_each_try_and_differ_by_chance(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(lambda requested: error(500)) as served, caplog.at_level("INFO", "agentsgym.agents.openai_client"):
-        agent = agent_of(served, backoff_s=0.01, max_retries=4)
+    caplog.set_level("INFO", "agentsgym.agents.openai_client")
+    with calling(lambda requested: error(500), backoff_s=0.01, max_retries=4) as (agent, served):
         fault_of(agent)
-        agent.close()
     arrivals = [requested.arrived for requested in served.requested]
     waits: list[Any] = [record.args[-1] for record in caplog.records if isinstance(record.args, tuple)]
     fractions = [wait / (0.01 * 2**n) for n, wait in enumerate(waits)]
@@ -207,10 +176,8 @@ def test_the_bound_on_open_requests_is_reached_and_held() -> None:
         together.wait(30)  # three are open, or the test hangs
         return chat(requested.output_last)
 
-    with serving(answer) as served:
-        agent = agent_of(served, max_concurrency=3)
+    with calling(answer, max_concurrency=3) as (agent, served):
         answers = agent.act([request(str(n)) for n in range(12)])
-        agent.close()
     assert answers == [Action(text=str(n)) for n in range(12)]
     assert served.most_open == 3
     assert served.num_connections <= 3
@@ -226,11 +193,9 @@ def test_a_request_that_waits_for_its_retry_keeps_nobody_from_requesting() -> No
             others_done.set()
         return chat(requested.output_last)
 
-    with serving(answer) as served:
-        agent = agent_of(served, max_concurrency=1, max_retries=100)
+    with calling(answer, max_concurrency=1, max_retries=100) as (agent, served):
         names = ["unlucky", "one", "two", "last"]
         assert agent.act([request(name) for name in names]) == [Action(text=name) for name in names]
-        agent.close()
     assert (
         json.dumps([requested.output_last for requested in served.requested][:4]) == '["unlucky", "one", "two", "last"]'
     )

@@ -15,35 +15,25 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+import http_server
 import pytest
-from http_server import Reply, Served, chat, serving
+from http_server import KEY, Reply, agent_of, chat, request, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym import Action, AgentError, ConfigError, OpenAIAgent, TurnRequest
+from agentsgym import Action, AgentError, ConfigError, OpenAIAgent
 from agentsgym.agents.openai_server import KeyMask, url_secrets, without_credentials
 
-KEY = "key-that-nobody-may-see"
 GOOD = chat("fine")
-
-
-def request() -> TurnRequest:
-    return TurnRequest(session_id="s", messages=[{"role": "user", "content": "hello"}], token_ids=[])
-
-
-def agent_of(served: Served, **options: Any) -> OpenAIAgent:
-    settings: Any = {"base_url": served.url, "api_key": KEY, "backoff_s": 0.0, "max_retries": 0, **options}
-    return OpenAIAgent("tiny", **settings)
+calling = functools.partial(http_server.calling, api_key=KEY, max_retries=0)
 
 
 def error_of(reply: Reply, **options: Any) -> str:
-    with serving(lambda requested: reply) as served:
-        agent = agent_of(served, **options)
+    with calling(lambda requested: reply, **options) as (agent, _):
         try:
             (error,) = agent.act([request()])
         except ConfigError as refusal:
             error = refusal
-        agent.close()
     assert isinstance(error, AgentError | ConfigError)
     assert len(str(error)) < 2000
     return str(error)
@@ -92,10 +82,8 @@ def test_an_answer_of_the_most_bytes_is_read(monkeypatch: pytest.MonkeyPatch) ->
     size = len(GOOD.content)
     assert "longer than max_answer_bytes" in error_of(GOOD, max_answer_bytes=size - 1)
     for reply in (GOOD, zipped(gzip.compress(GOOD.content)), zipped(zlib.compress(GOOD.content), encoding="deflate")):
-        with serving(lambda requested, reply=reply: reply) as served:
-            agent = agent_of(served, max_answer_bytes=size)
+        with calling(lambda requested, reply=reply: reply, max_answer_bytes=size) as (agent, served):
             assert [*agent.act([request()]), *agent.act([request()])] == [Action(text="fine")] * 2
-            agent.close()
         assert served.num_connections == 1
         assert served.requested[0].headers["accept-encoding"] == "gzip"
 
@@ -122,23 +110,20 @@ def test_a_strange_answer_gets_a_sentence(reply: Reply, sentence: str) -> None:
 
 
 def test_numbers_that_no_server_counts_to_are_not_counted() -> None:
-    with serving(lambda requested: chat("fine", usage={"prompt_tokens": 10**400, "completion_tokens": -3})) as served:
-        agent = agent_of(served, price_per_million=(1.0, 1.0))
+    reply = chat("fine", usage={"prompt_tokens": 10**400, "completion_tokens": -3})
+    with calling(lambda requested: reply, price_per_million=(1.0, 1.0)) as (agent, _):
         assert agent.act([request()]) == [Action(text="fine")]
-        agent.close()
     assert (agent.usage.prompt_tokens, agent.usage.completion_tokens, agent.usage.cost) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize("made", [copy.deepcopy, lambda agent: pickle.loads(pickle.dumps(agent))])
 def test_a_copy_has_no_key_and_reports_it(made: Any) -> None:
-    with serving(lambda requested: GOOD) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: GOOD) as (agent, served):
         assert KEY.encode() not in pickle.dumps(agent)
         with pytest.raises(ConfigError, match=r"was copied or sent .*, which drops its api_key: pass a func"):
             made(made(agent)).act([request()])
         assert not served.requested
         assert agent.act([request()]) == [Action(text="fine")]
-        agent.close()
 
 
 def test_a_copy_reads_the_environment_or_the_function_for_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +131,10 @@ def test_a_copy_reads_the_environment_or_the_function_for_the_key(monkeypatch: p
     monkeypatch.setenv("MY_KEY", "of-the-function")
     with serving(lambda requested: GOOD) as served:
         monkeypatch.setenv("OPENAI_BASE_URL", served.url)
-        agents = [agent_of(served, base_url=None), agent_of(served, api_key=functools.partial(os.getenv, "MY_KEY"))]
+        agents = [
+            agent_of(served, api_key=KEY, base_url=None),
+            agent_of(served, api_key=functools.partial(os.getenv, "MY_KEY")),
+        ]
         for agent in map(copy.deepcopy, agents):
             assert agent.act([request()]) == [Action(text="fine")]
             agent.close()

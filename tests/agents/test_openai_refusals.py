@@ -2,28 +2,21 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
+import http_server
 import pytest
 from guess_game import GuessEnv, tasks
-from http_server import Asked, Reply, Served, chat, serving
+from http_server import KEY, Asked, Reply, agent_of, chat, request, serving
 
 from agentsgym import Action, Agent, AgentError, ConfigError, OpenAIAgent, ScriptedAgent, Trajectory, TurnRequest
 from agentsgym.agents import openai_client
 from agentsgym.testing import chat_tokenizer
 
-KEY = "key-that-nobody-may-see"
 NUM_SLOTS = 3
-
-
-def request(text: str = "hello") -> TurnRequest:
-    return TurnRequest(session_id=text, messages=[{"role": "user", "content": text}], token_ids=[])
-
-
-def agent_of(served: Served, **options: Any) -> OpenAIAgent:
-    settings: Any = {"base_url": served.url, "api_key": KEY, "max_concurrency": NUM_SLOTS, **options}
-    return OpenAIAgent("tiny", **settings)
+calling = partial(http_server.calling, api_key=KEY, max_concurrency=NUM_SLOTS)
 
 
 def refusal(status: int = 401) -> Reply:
@@ -62,11 +55,8 @@ class Batching(Agent):
     ],
 )
 def test_the_sentence_names_server_status_and_what_to_check(status: int, remedy: str) -> None:
-    with serving(lambda requested: refusal(status)) as served:
-        agent = agent_of(served)
-        with pytest.raises(ConfigError) as raised:
-            agent.act([request()])
-        agent.close()
+    with calling(lambda requested: refusal(status)) as (agent, served), pytest.raises(ConfigError) as raised:
+        agent.act([request()])
     assert str(raised.value) == (
         f"'tiny' at {served.url} refuses every request: status {status}: not with ***; check {remedy}"
     )
@@ -75,8 +65,7 @@ def test_the_sentence_names_server_status_and_what_to_check(status: int, remedy:
 
 
 def test_a_key_that_was_not_sent_is_part_of_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(lambda requested: refusal()) as served:
-        agent = agent_of(served, api_key=None)
+    with calling(lambda requested: refusal(), api_key=None) as (agent, served):
         with pytest.raises(ConfigError, match=r"--api-key-env\), which is not set: OPENAI_API_KEY is sent only if"):
             agent.get_action([{"role": "user", "content": "hi"}], None)
         monkeypatch.setenv("OPENAI_API_KEY", "of the shell")
@@ -84,16 +73,13 @@ def test_a_key_that_was_not_sent_is_part_of_the_sentence(monkeypatch: pytest.Mon
         other = agent_of(served, base_url=None, api_key=None)
         with pytest.raises(ConfigError, match=r"status 401: .*; check OPENAI_API_KEY$"):
             other.act([request()])
-        agent.close()
         other.close()
 
 
 def test_a_call_for_many_sends_no_more_than_was_in_flight() -> None:
-    with serving(refusing_together()) as served:
-        agent = agent_of(served)
-        with pytest.raises(ConfigError, match="refuses every request: status 401"):
-            agent.act([request(str(n)) for n in range(12)])
-        agent.close()
+    refused = pytest.raises(ConfigError, match="refuses every request: status 401")
+    with calling(refusing_together()) as (agent, served), refused:
+        agent.act([request(str(n)) for n in range(12)])
     assert len(served.requested) == NUM_SLOTS
 
 
@@ -101,36 +87,23 @@ def test_a_call_for_many_sends_no_more_than_was_in_flight() -> None:
 @pytest.mark.parametrize("tokenizer", [None, chat_tokenizer("chatml")], ids=["text", "tokens"])
 def test_a_rollout_sends_no_more_than_was_in_flight(is_batched: bool, tokenizer: Any) -> None:
     num_in_flight = NUM_SLOTS if tokenizer is None else 1  # one request finds out whether the server gives ids
-    with serving(refusing_together() if tokenizer is None else lambda requested: refusal()) as served:
-        inner = agent_of(served)
-        agent = Batching(inner) if is_batched else inner
+    with calling(refusing_together() if tokenizer is None else lambda requested: refusal()) as (inner, served):
+        batching = Batching(inner)
         with pytest.raises(ConfigError, match="refuses every request: status 401"):
-            GuessEnv(tokenizer).rollout(tasks(*range(12)), agent)
-        inner.close()
+            GuessEnv(tokenizer).rollout(tasks(*range(12)), batching if is_batched else inner)
     assert len(served.requested) == num_in_flight
-
-
-def test_a_batch_is_not_halved_to_find_out_whom_the_server_refuses() -> None:
-    with serving(lambda requested: refusal()) as served:
-        inner = agent_of(served)
-        agent = Batching(inner)
-        with pytest.raises(ConfigError):
-            GuessEnv().rollout(tasks(*range(8)), agent)
-        inner.close()
-    assert agent.num_calls == 1
+    assert batching.num_calls == is_batched  # a batch is not halved to find out whom the server refuses
 
 
 @pytest.mark.parametrize("is_batched", [False, True], ids=["concurrent", "batched"])
 def test_what_was_finished_before_has_been_given_to_on_finish(is_batched: bool) -> None:
-    with serving(lambda requested: refusal() if requested.number == 2 else chat("5")) as served:
-        inner = agent_of(served)
+    with calling(lambda requested: refusal() if requested.number == 2 else chat("5")) as (inner, served):
         finished: list[Trajectory] = []
         env = GuessEnv(env_config={"max_steps_per_episode": 1})
         with pytest.raises(ConfigError, match="refuses every request: status 401"):
             env.rollout(
                 tasks(5, 5, 5, 5), Batching(inner) if is_batched else inner, max_concurrent=1, on_finish=finished.append
             )
-        inner.close()
     assert [one.success for one in finished] == [True, True]
     assert len(served.requested) == 3
     assert not env.active_states
@@ -138,8 +111,7 @@ def test_what_was_finished_before_has_been_given_to_on_finish(is_batched: bool) 
 
 def test_the_next_rollout_and_the_next_turn_after_finish_try_again() -> None:
     """A server may have been given the right key meanwhile."""
-    with serving(lambda requested: refusal() if requested.number in (0, 2) else chat("5")) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: refusal() if requested.number in (0, 2) else chat("5")) as (agent, _):
         with pytest.raises(ConfigError):
             agent.act([request()])
         agent.finish()
@@ -147,7 +119,6 @@ def test_the_next_rollout_and_the_next_turn_after_finish_try_again() -> None:
         with pytest.raises(ConfigError):
             GuessEnv().rollout(tasks(5), agent)
         assert GuessEnv().rollout(tasks(5), agent)[0].success
-        agent.close()
 
 
 class Numbered(GuessEnv):
@@ -184,12 +155,10 @@ class Swallowing(Agent):
 
 @pytest.mark.parametrize("is_hook", [False, True], ids=["agent", "hook"])
 def test_a_hidden_refusal_is_not_retried(is_hook: bool) -> None:
-    with serving(lambda requested: refusal()) as served:
-        inner = agent_of(served)
+    with calling(lambda requested: refusal()) as (inner, served):
         env = Hooked()
         env.master = inner
         trajectories = env.rollout(tasks(*range(30)), ScriptedAgent(["5"]) if is_hook else Swallowing(inner))
-        inner.close()
     assert [one.failed for one in trajectories] == [True] * 30
     assert all("refuses every request: status 401: not with ***" in str(one.error) for one in trajectories)
     assert len(served.requested) == 1
@@ -197,37 +166,35 @@ def test_a_hidden_refusal_is_not_retried(is_hook: bool) -> None:
 
 def test_a_refusal_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai_client, "_REFUSED_S", 0.0)
-    with serving(lambda requested: chat("5") if requested.number else refusal()) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: chat("5") if requested.number else refusal()) as (agent, _):
         with pytest.raises(ConfigError):
             agent.act([request()])
         assert agent.act([request()]) == [Action(text="5")]
-        agent.close()
 
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_server_that_has_answered_before_refuses_one_session(status: int) -> None:
     """A gateway's filter refuses single prompts, for example."""
-    with serving(lambda requested: refusal(status) if requested.number == 1 else chat("fine")) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: refusal(status) if requested.number == 1 else chat("fine")) as (agent, _):
         assert agent.act([request()]) == [Action(text="fine")]
         (error,) = agent.act([request()])
         assert agent.act([request()]) == [Action(text="fine")]
-        agent.close()
     assert isinstance(error, AgentError)
     assert f"returned no usable response: status {status}: not with ***" in str(error)
 
 
 def test_a_key_that_is_taken_back_ends_the_run() -> None:
     """A filter that refuses single prompts cannot be distinguished from it by one refusal, but by ten in a row."""
-    with serving(lambda requested: refusal(403) if requested.number >= 2 else chat("5")) as served:
-        agent = agent_of(served, max_concurrency=1)
+
+    def answer(requested: Asked) -> Reply:
+        return refusal(403) if requested.number >= 2 else chat("5")
+
+    with calling(answer, max_concurrency=1) as (agent, served):
         finished: list[Trajectory] = []
         with pytest.raises(ConfigError, match=r"refuses every request: status 403: .* whether it may use the model"):
             Numbered().rollout(tasks(*[5] * 200), agent, on_finish=finished.append)
         with pytest.raises(ConfigError, match="refuses every request"):
             agent.act([request("once more")])
-        agent.close()
     assert [one.failed for one in finished] == [False] * 2 + [True] * 9
     assert len(served.requested) == 2 + 10 + 1  # the next rollout sends again, and is refused at once
 
@@ -236,23 +203,19 @@ def test_a_prompt_that_a_filter_refuses_may_be_the_first_of_many_rollouts() -> N
     def answer(requested: Asked) -> Reply:
         return refusal(403) if requested.output_last == "bad" else chat("fine")
 
-    with serving(answer) as served:
-        agent = agent_of(served, max_concurrency=1)
+    with calling(answer, max_concurrency=1) as (agent, _):
         answers = agent.act([request("good"), *[request("bad")] * 20, request("good")])
         assert [isinstance(one, AgentError) for one in answers] == [False, *[True] * 20, False]
         with pytest.raises(ConfigError, match="refuses every request: status 403"):
             agent.act([request("bad")] * 50)
-        agent.close()
 
 
 def test_a_server_without_completions_is_no_refusal() -> None:
     def answer(requested: Asked) -> Reply:
         return refusal(404) if requested.path.endswith("/v1/completions") else chat("5")
 
-    with serving(answer) as served:
-        agent = agent_of(served)
+    with calling(answer) as (agent, _):
         (trajectory,) = GuessEnv(chat_tokenizer("chatml")).rollout(tasks(5), agent)
-        agent.close()
     assert trajectory.success
 
 
@@ -269,10 +232,8 @@ def test_a_redirect_to_another_server_is_refused_and_one_to_another_path_followe
                 else Reply({}, status=307, headers={"Location": place})
             )
 
-        with serving(answer) as served:
-            agent = agent_of(served)
+        with calling(answer) as (agent, served):
             (given,) = agent.act([request()])
-            agent.close()
         if host is None:
             assert isinstance(given, Action)
             assert given.text == "here"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from guess_game import GuessEnv, tasks
-from http_server import HANG_UP, Asked, Reply, ToyModel, chat, completion, serving
+from http_server import HANG_UP, Asked, Reply, ToyModel, agent_of, calling, chat, completion, serving
 
-from agentsgym import Action, AgentError, ConfigError, OpenAIAgent, TurnRequest
+from agentsgym import Action, AgentError, ConfigError, TurnRequest
 from agentsgym.testing import chat_tokenizer
 
 TOKENIZER: Any = chat_tokenizer("llama3")
@@ -35,17 +35,10 @@ def request(ids: list[int], **fields: Any) -> TurnRequest:
     return TurnRequest(session_id="a", messages=[{"role": "user", "content": "3"}], token_ids=ids, **fields)
 
 
-def agent_of(url: str, **options: Any) -> OpenAIAgent:
-    settings: Any = {"base_url": url, "backoff_s": 0.001, "max_retries": 2, **options}
-    return OpenAIAgent("tiny", **settings)
-
-
 def test_a_rollout_is_exact_ids_and_logprobs_alike() -> None:
-    with serving(vllm) as served:
-        agent = agent_of(served.url, max_tokens=6, max_concurrency=4)
+    with calling(vllm, max_tokens=6, max_concurrency=4) as (agent, served):
         env = GuessEnv(TOKENIZER, {"max_steps_per_episode": 4})
         trajectories = env.rollout(tasks(3, 7), agent, num_rollouts=5)
-        agent.close()
     prompts = [requested.body["prompt"] for requested in served.requested[1:]]  # the first requested whether it can
     recorded: list[list[int]] = []
     for trajectory in trajectories:
@@ -66,10 +59,8 @@ def test_a_rollout_is_exact_ids_and_logprobs_alike() -> None:
 
 
 def test_the_request_is_what_vllm_documents() -> None:
-    with serving(vllm) as served:
-        agent = agent_of(served.url, max_tokens=9, temperature=0.7, extra_body={"top_k": 5})
+    with calling(vllm, max_tokens=9, temperature=0.7, extra_body={"top_k": 5}) as (agent, served):
         agent.act([request([5, 6], max_new_tokens=4), request([7], max_new_tokens=40)])
-        agent.close()
     fixed = {"model": "tiny", "logprobs": 0, "return_token_ids": True, "temperature": 0.7, "top_k": 5}
     first, *others = [requested.body for requested in served.requested]
     assert first == {**fixed, "prompt": [5], "max_tokens": 1}
@@ -82,10 +73,7 @@ def test_the_request_is_what_vllm_documents() -> None:
 def test_a_tokenizer_adds_its_end_of_turn_to_what_the_server_stops_at() -> None:
     model = ToyModel([END, *range(40, 50)], end_id=None)
     with serving(lambda requested: completion(model, decode, requested.body)) as served:
-        knowing, ignorant = (
-            agent_of(served.url, tokenizer=TOKENIZER, max_tokens=60),
-            agent_of(served.url, max_tokens=60),
-        )
+        knowing, ignorant = agent_of(served, tokenizer=TOKENIZER, max_tokens=60), agent_of(served, max_tokens=60)
         (stopped,), (ran_on,) = knowing.act([request([9])]), ignorant.act([request([9])])
         knowing.close()
         ignorant.close()
@@ -125,12 +113,10 @@ UNABLE = [only_text, no_such_path, only_strings, error_with_status_200]
 def test_a_server_that_gives_no_ids_is_called_once_and_then_for_text(
     server: Callable[[Asked], Reply], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(server) as served, caplog.at_level(logging.WARNING, "agentsgym.agents.openai"):
-        agent = agent_of(served.url, max_retries=1)
+    with calling(server, max_retries=1) as (agent, served), caplog.at_level(logging.WARNING, "agentsgym.agents.openai"):
         trajectories = GuessEnv(TOKENIZER).rollout(tasks(3), agent, num_rollouts=6)
         num_requested = len(served.requested)
         trajectories += GuessEnv(TOKENIZER).rollout(tasks(3), agent)
-        agent.close()
     assert all(trajectory.success and not trajectory.exact for trajectory in trajectories)
     (message,) = caplog.messages
     assert message.startswith(f"'tiny' at {served.url} returns no token ids (")
@@ -143,8 +129,7 @@ def test_a_server_that_gives_no_ids_is_called_once_and_then_for_text(
 
 @pytest.mark.parametrize("server", UNABLE)
 def test_to_insist_on_exact_tokens_is_an_error_there(server: Callable[[Asked], Reply]) -> None:
-    with serving(server) as served:
-        agent = agent_of(served.url, token_ids=True)
+    with calling(server, token_ids=True) as (agent, _):
         with pytest.raises(
             ConfigError,
             match=r"token_ids=True, but 'tiny' at .* returns no token ids: (the response|status|it reported)",
@@ -152,7 +137,6 @@ def test_to_insist_on_exact_tokens_is_an_error_there(server: Callable[[Asked], R
             GuessEnv(TOKENIZER).rollout(tasks(3), agent, num_rollouts=2)
         with pytest.raises(ConfigError, match="token_ids=True requires an environment with a tokenizer"):
             GuessEnv().rollout(tasks(3), agent)
-        agent.close()
 
 
 def test_trouble_at_the_first_request_is_silent_about_what_the_server_can() -> None:
@@ -161,23 +145,20 @@ def test_trouble_at_the_first_request_is_silent_about_what_the_server_can() -> N
     def answer(requested: Asked) -> Reply:
         return troubles[requested.number] if requested.number < len(troubles) else vllm(requested)
 
-    with serving(answer) as served:
-        agent = agent_of(served.url, max_retries=0)
+    with calling(answer, max_retries=0) as (agent, _):
         answers = [agent.act([request([n + 1])])[0] for n in range(5)]
-        agent.close()
     assert [type(one) for one in answers] == [AgentError] * 3 + [Action] * 2
     assert all(one.token_ids for one in answers if isinstance(one, Action))
 
 
 def test_sessions_that_begin_together_share_the_first_request_and_its_failure() -> None:
-    with serving(
-        lambda requested: vllm(requested) if requested.number else Reply({"error": "loading"}, status=503)
-    ) as served:
-        agent = agent_of(served.url, max_retries=0)
+    def answer(requested: Asked) -> Reply:
+        return vllm(requested) if requested.number else Reply({"error": "loading"}, status=503)
+
+    with calling(answer, max_retries=0) as (agent, served):
         faults = agent.act([request([n + 1]) for n in range(6)])
         assert len(served.requested) == 1
         actions = agent.act([request([n + 1]) for n in range(6)])
-        agent.close()
     assert all(isinstance(one, AgentError) for one in faults)
     assert all(isinstance(one, Action) and one.token_ids for one in actions)
     assert len(served.requested) == 2 + 6
@@ -190,8 +171,7 @@ def test_a_first_request_that_fails_when_nobody_waits_is_not_logged_as_a_bug(cap
         failing.wait(10)
         return Reply({"error": "loading"}, status=500)
 
-    with serving(answer) as served:
-        agent = agent_of(served.url, max_retries=0)
+    with calling(answer, max_retries=0) as (agent, _):
         env = GuessEnv(chat_tokenizer())
         (trajectory,) = env.rollout(tasks(3), agent, turn_timeout_s=0.2)
         probe = agent._client.probe  # type: ignore[union-attr]
@@ -199,7 +179,6 @@ def test_a_first_request_that_fails_when_nobody_waits_is_not_logged_as_a_bug(cap
         while not probe.done():  # type: ignore[union-attr]
             time.sleep(0.01)
         del probe
-        agent.close()
         gc.collect()
     assert "the agent took longer than turn_timeout_s = 0.2" in str(trajectory.error)
     assert "never retrieved" not in caplog.text
@@ -227,28 +206,22 @@ def broken(**fields: Any) -> Reply:
     ],
 )
 def test_ids_that_cannot_be_trusted_are_not_recorded(reply: Reply, cause: str) -> None:
-    with serving(lambda requested: reply if requested.number else vllm(requested)) as served:
-        agent = agent_of(served.url, max_retries=1)
+    with calling(lambda requested: reply if requested.number else vllm(requested), max_retries=1) as (agent, _):
         (fault,) = agent.act([request([9], max_new_tokens=3)])
-        agent.close()
     assert isinstance(fault, AgentError)
     with pytest.raises(AgentError, match=f"'tiny' at .* returned no usable response: .*{cause}"):
         raise fault
 
 
 def test_a_server_may_give_ids_without_logprobs() -> None:
-    with serving(lambda requested: broken(logprobs=None)) as served:
-        agent = agent_of(served.url)
+    with calling(lambda requested: broken(logprobs=None)) as (agent, _):
         assert agent.act([request([9])]) == [Action(text="3", token_ids=[5])]
-        agent.close()
 
 
 def test_a_log_probability_that_a_server_does_not_know_is_none() -> None:
     """JSON has no infinity, so that servers write -9999 for it."""
-    with serving(lambda requested: broken(logprobs={"token_logprobs": [-9999.0]})) as served:
-        agent = agent_of(served.url)
+    with calling(lambda requested: broken(logprobs={"token_logprobs": [-9999.0]})) as (agent, _):
         [action] = agent.act([request([9])])
-        agent.close()
     assert isinstance(action, Action)
     assert action.logprobs is not None
     assert math.isnan(action.logprobs[0])

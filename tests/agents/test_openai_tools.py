@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from http_server import Asked, Reply, Served, chat, serving
+from http_server import Asked, Reply, Served, calling, chat
 from tool_game import SumEnv
 
 from agentsgym import Action, ConfigError, Message, OpenAIAgent, ScriptedAgent, ToolCall, TurnRequest
@@ -19,17 +19,10 @@ def call(name: str, arguments: Any, call_id: str | None = "c1") -> dict[str, Any
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def agent_of(served: Served, **options: Any) -> OpenAIAgent:
-    settings: Any = {"base_url": served.url, "backoff_s": 0.001, "max_retries": 1, **options}
-    return OpenAIAgent("tiny", **settings)
-
-
 def answer_to(reply: Reply) -> tuple[Any, Served]:
-    with serving(lambda requested: reply) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: reply, max_retries=1) as (agent, served):
         messages: list[Message] = [{"role": "user", "content": "?"}]
         (answer,) = agent.act([TurnRequest(session_id="s", messages=messages, token_ids=(), tools=SCHEMAS)])
-        agent.close()
     return answer, served
 
 
@@ -95,10 +88,8 @@ def test_calls_that_the_budget_cut_are_none() -> None:
 
 
 def test_an_episode_with_calls_is_played_and_what_is_sent_is_openais_form() -> None:
-    with serving(calculator) as served:
-        agent = agent_of(served)
+    with calling(calculator) as (agent, served):
         (trajectory,) = SumEnv().rollout([{}], agent)
-        agent.close()
     assert (trajectory.success, trajectory.final_reward, trajectory.num_turns) == (True, 1.0, 2)
     first, second = [requested.body for requested in served.requested]
     assert first["messages"] == [{"role": "user", "content": "What is 2 + 3?"}]
@@ -110,19 +101,15 @@ def test_an_episode_with_calls_is_played_and_what_is_sent_is_openais_form() -> N
 
 def test_calls_that_a_server_leaves_in_the_text_are_read_there() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
-    with serving(lambda requested: chat("5" if len(requested.body["messages"]) > 1 else text)) as served:
-        agent = agent_of(served)
+    with calling(lambda requested: chat("5" if len(requested.body["messages"]) > 1 else text)) as (agent, _):
         (trajectory,) = SumEnv().rollout([{}], agent)
-        agent.close()
     assert trajectory.success is True
     assert [len(action.tool_calls) for action in trajectory.info["seen"]] == [1, 0]
 
 
 def test_an_environment_with_a_tokenizer_plays_with_text_where_the_server_gives_no_ids() -> None:
-    with serving(calculator) as served:
-        agent = agent_of(served, token_ids=False)
+    with calling(calculator, token_ids=False) as (agent, _):
         (trajectory,) = SumEnv(chat_tokenizer()).rollout([{}], agent)
-        agent.close()
     assert (trajectory.error, trajectory.success) == (None, True)
 
 
