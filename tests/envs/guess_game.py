@@ -40,6 +40,19 @@ class GuessEnv(MultistepEnv):
         return state, WIN if won else MISS, won, {"success": won}
 
 
+class Quiet(MultistepEnv):
+    """A game that ends with the first action, whatever it is."""
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        return {"done": False}
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
+        return "go"
+
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        return state, 1.0, True, {}
+
+
 class Chatty(Agent):
     """A function of the conversation alone: guesses by hash, and now and then answers something that is no number."""
 

@@ -3,25 +3,13 @@ import threading
 from typing import Any, ClassVar
 
 import pytest
+from guess_game import Quiet
 
-from agentsgym import ConfigError, Field, MultistepEnv
+from agentsgym import ConfigError, Field
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.conversation import DEFAULT_PROMPT
 from agentsgym.fields import choice_field, is_bool, is_int, is_number, or_none
 from agentsgym.testing import chat_tokenizer
-
-
-class Quiet(MultistepEnv):
-    """A game that ends with the first action."""
-
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False}
-
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return "Say something."
-
-    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
-        return state, 0.0, True, {}
 
 
 class Configured(Quiet):

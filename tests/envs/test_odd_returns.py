@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from guess_game import Quiet
 from program_client import Client, user
 from tool_functions import Calls, call
 
@@ -109,7 +110,7 @@ def right_of(hook: str) -> Callable[[Any], bool]:
     return lambda value: any(RIGHT[part](value) for part in parts if not part.startswith("Awaitable"))
 
 
-class Echo(MultistepEnv):
+class Echo(Quiet):
     """The prompt names the episode, and one answer ends it."""
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
@@ -118,9 +119,6 @@ class Echo(MultistepEnv):
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
         return state.get("task", "?")
-
-    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
-        return state, 1.0, True, {}
 
 
 def look() -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guess_game import Quiet
 
-from agentsgym import ConfigError, MultistepEnv, ScriptedAgent, TaskError, make, register
+from agentsgym import ConfigError, ScriptedAgent, TaskError, make, register
 from agentsgym.envs.datasets.environments import class_path, find
 
 SOURCE = """
@@ -33,17 +34,8 @@ SOURCE = """
 """
 
 
-class Near(MultistepEnv):
+class Near(Quiet):
     """A game of the user's own."""
-
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False}
-
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return "?"
-
-    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
-        return state, 0.0, True, {}
 
 
 class Other(Near):

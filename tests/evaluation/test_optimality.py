@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guess_game import Quiet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym import ConfigError, MultistepEnv, RandomAgent, StopReason, Trajectory, Turn, audit, evaluate
+from agentsgym import ConfigError, RandomAgent, StopReason, Trajectory, Turn, audit, evaluate
 from agentsgym.envs import TextArenaEnv
 from agentsgym.envs.spec import Anchors
 from agentsgym.envs.TextArena.references import reference_for
@@ -24,18 +25,10 @@ from agentsgym.statistics.optimality import anchors_of_task, fraction_with_inter
 NUMBERS = st.floats(-10, 10)
 
 
-class Coin(MultistepEnv):
+class Coin(Quiet):
     """Pays the number that the agent answers."""
 
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False}
-
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return "Heads (1) or tails (0)?"
-
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
         return state, float(action), True, {}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from guess_game import Quiet
 from playground import AsyncParrot, AsyncPlayground, Parrot, Playground, tasks, texts
 
 from agentsgym import (
@@ -363,14 +364,8 @@ def test_methods_of_a_sessions_object_and_rewards_may_be_async() -> None:
     assert [one.final_components for one in played] == [{"reward": 3.0, "polite": 0.5}] * 3
 
 
-class FailsDeepInside(MultistepEnv):
+class FailsDeepInside(Quiet):
     """A hook whose coroutine raises in another coroutine."""
-
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False}
-
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return "go"
 
     async def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
         await _raises_after_a_moment()
