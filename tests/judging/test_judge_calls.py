@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_server import Asked, Reply, chat, serving
+from http_server import Asked, Reply, calling, chat
 from judged_games import Greeting, ScriptedJudge, WaitingJudge, conversation, longest_first
 
 from agentsgym import (
@@ -259,10 +259,8 @@ def test_tokens_of_a_server_are_counted_per_judgment() -> None:
         number = 7 if "hello 1" in requested.output_last else 3
         return chat(json.dumps(YES), usage={"prompt_tokens": number, "completion_tokens": 1})
 
-    with serving(reply) as served:
-        agent = OpenAIAgent("tiny", base_url=served.url, token_ids=False)
+    with calling(reply, token_ids=False) as (agent, served):
         judgments = judge_many(Judge(agent, rubric=POLITE), 3)
-        agent.close()
     assert [one.tokens for one in judgments] == [4, 8, 4]
     assert served.requested[0].body["messages"][0]["role"] == "system"
 
@@ -277,13 +275,11 @@ def test_a_server_gets_the_schema_of_the_verdict_until_it_rejects_it(caplog: pyt
             return Reply(status=400, body={"error": {"message": "response_format is not supported"}})
         return chat(json.dumps(YES))
 
-    with serving(reply) as served:
-        agent = OpenAIAgent("tiny", base_url=served.url, token_ids=False)
+    with calling(reply, token_ids=False) as (agent, _):
         judge = Judge(agent, rubric=POLITE)
         assert judge.judge_episode(PLAYED).values == {"polite": 1.0}
         accepts = False
         assert [judge.judge_episode(PLAYED).repeats for _ in range(2)] == [0, 0]
-        agent.close()
     schema = given[0]["json_schema"]["schema"]
     assert (schema["properties"]["polite"], schema["required"]) == ({"type": "boolean"}, ["reason", "polite"])
     assert given == [given[0], given[0], None, None]

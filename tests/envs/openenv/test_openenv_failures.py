@@ -32,6 +32,7 @@ from agentsgym.envs.OpenEnv.wire import Connection
 
 STUB = Path(__file__).parent / "openenv_stub.py"
 UNCHECKED = {"check_seed": False, "check_capacity": False}
+AS_TEXT = {"format": "text", "action": "message", "observation": "text"}
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,12 @@ def play(
 ) -> list[Trajectory]:
     env = OpenEnvEnv(None, {**UNCHECKED, **(config or {})}, server=OpenEnvServer(url=stub.url, **server))
     return env.rollout([{"seed": 1}], ScriptedAgent([*texts], repeat_last=True), num_rollouts)
+
+
+def assert_refused(server: Any, problem: str, config: dict[str, Any] | None = None) -> None:
+    """Nothing is played there, and one sentence states why."""
+    with pytest.raises(ConfigError, match=problem):
+        OpenEnvEnv(None, config, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -186,9 +193,7 @@ def test_a_game_that_raises_fails_the_episode_or_refuses_the_action() -> None:
 )
 def test_a_server_that_cannot_play_is_a_sentence_before_play(make_stub: Callable[[], Stub], problem: str) -> None:
     with make_stub().running() as stub:
-        env = OpenEnvEnv(None, server=stub.url)
-        with pytest.raises(ConfigError, match=problem):
-            env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
+        assert_refused(stub.url, problem)
         assert not stub.of_type("reset")
 
 
@@ -196,16 +201,9 @@ def test_no_server_at_all_is_a_sentence_before_play() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    env = OpenEnvEnv(None, server=url)
-    with pytest.raises(
-        ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused.*\(is it running"
-    ):
-        env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
-    env = OpenEnvEnv(None, {"format": "text", "action": "message", "observation": "text"}, server=url)
-    with pytest.raises(ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused"):
-        env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
-    with pytest.raises(ConfigError, match="requires a server"):
-        OpenEnvEnv().rollout([{"seed": 1}], ScriptedAgent(["a"]))
+    assert_refused(url, rf"^the OpenEnv server at {url} cannot be reached: .*refused.*\(is it running")
+    assert_refused(url, rf"^the OpenEnv server at {url} cannot be reached: .*refused", AS_TEXT)
+    assert_refused(None, "requires a server")
 
 
 def test_a_server_that_is_silent_is_not_waited_for() -> None:
@@ -213,9 +211,7 @@ def test_a_server_that_is_silent_is_not_waited_for() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         server = OpenEnvServer(url=f"ws://127.0.0.1:{silent.getsockname()[1]}", connect_timeout_s=0.1)
-        config = {"format": "text", "action": "message", "observation": "text"}
-        with pytest.raises(ConfigError, match=r"did not respond within 0\.1 s"):
-            OpenEnvEnv(None, config, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+        assert_refused(server, r"did not respond within 0\.1 s", AS_TEXT)
 
 
 def test_an_answer_in_drops_is_not_waited_for() -> None:
@@ -235,8 +231,7 @@ def test_an_answer_in_drops_is_not_waited_for() -> None:
         threading.Thread(target=drip.serve_forever).start()
         server = OpenEnvServer(url=f"http://127.0.0.1:{drip.server_port}", connect_timeout_s=0.1)
         try:
-            with pytest.raises(ConfigError, match=r"did not send a complete response within 0\.1 s"):
-                OpenEnvEnv(None, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+            assert_refused(server, r"did not send a complete response within 0\.1 s")
         finally:
             drip.shutdown()
 
@@ -260,7 +255,7 @@ def test_headers_come_from_the_environment_and_are_written_down_nowhere(monkeypa
 
 
 @pytest.mark.parametrize("token", ["s3cret\n", "s3cret\r\nX-Evil: 1", "s3cret\u20ac"])
-@pytest.mark.parametrize("config", [{}, {"format": "text", "action": "message", "observation": "text"}])
+@pytest.mark.parametrize("config", [{}, AS_TEXT])
 def test_a_header_that_cannot_be_sent_is_not_shown(
     token: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,8 +278,7 @@ def test_no_redirect_is_followed_with_the_headers(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("STUB_TOKEN", "s3cret")
     with Stub().running() as other, Redirecting().running() as stub:
         server = OpenEnvServer(url=stub.url, headers={"X-Key": "${STUB_TOKEN}"})
-        with pytest.raises(ConfigError, match="with HTTP status 307: is it an OpenEnv server"):
-            OpenEnvEnv(None, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+        assert_refused(server, "with HTTP status 307: is it an OpenEnv server")
         assert not other.headers
 
 
@@ -322,19 +316,13 @@ def test_settings_of_a_server_are_checked(settings_of_server: dict[str, Any], pr
     ],
 )
 def test_a_configuration_is_checked_before_play(config: dict[str, Any], problem: str) -> None:
-    def plays(url: str) -> None:
-        server = None if "server" in config else url
-        OpenEnvEnv(None, config, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
-
-    with Stub().running() as stub, pytest.raises(ConfigError, match=problem):
-        plays(stub.url)
+    with Stub().running() as stub:
+        assert_refused(None if "server" in config else stub.url, problem, config)
 
 
 def test_text_that_could_be_any_of_several_fields_is_refused() -> None:
     with Stub(schemas={"action": schema_of("one", "two"), "observation": {}}).running() as stub:
-        env = OpenEnvEnv(None, {"format": "text"}, server=stub.url)
-        with pytest.raises(ConfigError, match="have the fields one, two: set env_config"):
-            env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
+        assert_refused(stub.url, "have the fields one, two: set env_config", {"format": "text"})
 
 
 # A server that is started here
@@ -350,11 +338,10 @@ def test_a_program_is_started_once_and_ends_with_the_environment() -> None:
         assert env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3), 2)[1].final_reward == 1.5
     url = pickle.loads(pickle.dumps(env))._known_url
     assert url.startswith("http://127.0.0.1:")
-    other = OpenEnvEnv(None, {"format": "text", "action": "message", "observation": "text"}, server=url)
+    other = OpenEnvEnv(None, AS_TEXT, server=url)
     assert other.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3))[0].final_reward == 1.5
     env.close()
-    with pytest.raises(ConfigError, match="refused"):
-        OpenEnvEnv(None, server=url).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+    assert_refused(url, "refused")
 
 
 def test_a_program_ends_with_a_process_that_was_killed() -> None:
@@ -405,9 +392,7 @@ def test_a_program_that_ended_is_started_again_for_other_games(pool: EnvProcessP
     ],
 )
 def test_a_program_that_does_not_serve_is_a_sentence(server: OpenEnvServer, problem: str) -> None:
-    env = OpenEnvEnv(None, server=server)
-    with pytest.raises(ConfigError, match=problem):
-        env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
+    assert_refused(server, problem)
 
 
 # Reading JSON out of what an agent answers
