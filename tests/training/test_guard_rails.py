@@ -53,18 +53,21 @@ def rollout(
     )
 
 
-def warnings_of(
-    folder: Path, caplog: pytest.LogCaptureFixture, batch: Sequence[Trajectory], **changes: Any
-) -> list[str]:
+@pytest.fixture
+def warnings_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Any:
     """What is reported of a batch of groups of four that comes three times."""
-    args = settings(folder, **changes)
-    diagnostics = Diagnostics(args, args.estimator())
-    scored = [ScoredRollout.from_trajectory(one, group=index // 4) for index, one in enumerate(batch)]
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="agentsgym"):
-        for _ in range(3):
-            diagnostics.check(filter_rollouts(scored, args)[0])
-    return [record.getMessage() for record in caplog.records]
+
+    def found(batch: Sequence[Trajectory], **changes: Any) -> list[str]:
+        args = settings(tmp_path, **changes)
+        diagnostics = Diagnostics(args, args.estimator())
+        scored = [ScoredRollout.from_trajectory(one, group=index // 4) for index, one in enumerate(batch)]
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="agentsgym"):
+            for _ in range(3):
+                diagnostics.check(filter_rollouts(scored, args)[0])
+        return [record.getMessage() for record in caplog.records]
+
+    return found
 
 
 STEADY = [rollout([0.5, 1.0]), rollout([0.25, 0.0])] * 4
@@ -85,16 +88,10 @@ TRUNCATED = rollout([1.0, 1.0], stop_reason=StopReason.MAX_TURNS)
     ],
 )
 def test_a_batch_without_anything_to_train_on_is_warned_of(
-    batch: list[Trajectory],
-    changes: dict[str, Any],
-    is_warned_of: bool,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    batch: list[Trajectory], changes: dict[str, Any], is_warned_of: bool, warnings_of: Any
 ) -> None:
     wanted = ["no rollout of the generation batch is left to train on: all failed or were filtered out"]
-    warned = [
-        message for message in warnings_of(tmp_path, caplog, batch, **changes) if "one usable rollout" not in message
-    ]
+    warned = [message for message in warnings_of(batch, **changes) if "one usable rollout" not in message]
     assert warned == (wanted if is_warned_of else [])
 
 
@@ -113,13 +110,9 @@ def test_a_batch_without_anything_to_train_on_is_warned_of(
     ],
 )
 def test_a_rollout_without_a_baseline_is_warned_of(
-    batch: list[Trajectory],
-    changes: dict[str, Any],
-    is_warned_of: bool,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    batch: list[Trajectory], changes: dict[str, Any], is_warned_of: bool, warnings_of: Any
 ) -> None:
-    warned = warnings_of(tmp_path, caplog, batch, **changes)
+    warned = warnings_of(batch, **changes)
     assert ["set min_group_size=2 to drop such groups" in message for message in warned] == [True] * is_warned_of
 
 
@@ -132,10 +125,10 @@ def test_a_rollout_without_a_baseline_is_warned_of(
     ],
 )
 def test_a_final_reward_that_no_turn_was_given_is_warned_of(
-    estimator: Any, final_reward: float, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    estimator: Any, final_reward: float, is_warned_of: bool, warnings_of: Any
 ) -> None:
     batch = [dataclasses.replace(STEADY[0], final_reward=final_reward), *STEADY[1:]]
-    warned = warnings_of(tmp_path, caplog, batch, advantage_estimator=estimator)
+    warned = warnings_of(batch, advantage_estimator=estimator)
     assert ["set env_config['turn_credit'] to 'final'" in message for message in warned] == [True] * is_warned_of
 
 
@@ -148,27 +141,26 @@ def test_a_final_reward_that_no_turn_was_given_is_warned_of(
     ],
 )
 def test_a_discount_that_does_nothing_is_warned_of(
-    estimator: str, discount: float, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    estimator: str, discount: float, is_warned_of: bool, warnings_of: Any
 ) -> None:
-    warned = warnings_of(tmp_path, caplog, STEADY, advantage_estimator=estimator, discount=discount)
+    warned = warnings_of(STEADY, advantage_estimator=estimator, discount=discount)
     assert [message for message in warned if "discount" in message] == [
         f"discount=0.9 has no effect: {estimator!r} has no sum over turns"
     ] * is_warned_of
 
 
-def test_a_discount_of_potentials_does_something(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_discount_of_potentials_does_something(warnings_of: Any) -> None:
     batch = [
         dataclasses.replace(one, turns=[dataclasses.replace(turn, potential=0.5) for turn in one.turns])
         for one in STEADY
     ]
-    warned = warnings_of(
-        tmp_path, caplog, batch, advantage_estimator="mt_grpo", estimator_kwargs={"potential_weight": 1.0}, discount=0.5
-    )
+    changes = {"advantage_estimator": "mt_grpo", "estimator_kwargs": {"potential_weight": 1.0}, "discount": 0.5}
+    warned = warnings_of(batch, **changes)
     assert not [message for message in warned if "discount" in message]
 
 
-def test_a_batch_without_agent_tokens_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    warned = warnings_of(tmp_path, caplog, [rollout([0.5, 1.0], num_tokens=0)] * 8)
+def test_a_batch_without_agent_tokens_is_warned_of(warnings_of: Any) -> None:
+    warned = warnings_of([rollout([0.5, 1.0], num_tokens=0)] * 8)
     assert ["no rollout of the generation batch has an agent token" in message for message in warned] == [True]
 
 
@@ -201,9 +193,9 @@ ALONE = [[f"{i}-{k}" for k in range(2)] for i in range(8)]
     ],
 )
 def test_gigpo_without_groups_of_states_is_warned_of(
-    batch: list[Trajectory], estimator: Any, words: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    batch: list[Trajectory], estimator: Any, words: list[str], warnings_of: Any
 ) -> None:
-    warned = warnings_of(tmp_path, caplog, batch, advantage_estimator=estimator)
+    warned = warnings_of(batch, advantage_estimator=estimator)
     assert len(warned) == len(words)
     assert all(part in message for part, message in zip(words, warned, strict=True))
 
@@ -238,13 +230,11 @@ MEAN = "importance_sampling_level='sequence' clips a mean over 502 agent tokens"
         ({"use_vllm": True}, []),
     ],
 )
-def test_ratios_of_long_rows_are_warned_of(
-    changes: dict[str, Any], words: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    warned = warnings_of(tmp_path, caplog, LONG, **changes)
+def test_ratios_of_long_rows_are_warned_of(changes: dict[str, Any], words: list[str], warnings_of: Any) -> None:
+    warned = warnings_of(LONG, **changes)
     assert len(warned) == len(words)
     assert all(part in message for part, message in zip(words, warned, strict=True))
-    assert warnings_of(tmp_path, caplog, STEADY, **changes) == []
+    assert warnings_of(STEADY, **changes) == []
 
 
 FLAT = "all advantages were zero in 10 consecutive generation batches"
@@ -436,15 +426,13 @@ def test_a_scale_that_is_not_applied_is_warned_of_once(
     assert warned == ([f"{message}; set scale_rewards='none'"] if is_warned_of else [])
 
 
-def test_the_reward_of_a_turn_without_tokens_is_warned_of_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_reward_of_a_turn_without_tokens_is_warned_of_and_counted(warnings_of: Any) -> None:
     turn = dataclasses.replace(STEADY[0].turns[0], start=1, stop=1)
     empty = dataclasses.replace(STEADY[0], turns=[turn], final_reward=turn.reward)
     batch = [empty, *STEADY[1:]]
-    [warned] = warnings_of(tmp_path, caplog, batch)
+    [warned] = warnings_of(batch)
     assert warned.startswith("1 turns of a generation batch have a reward, the first of them 0.5, but no tokens")
-    assert warnings_of(tmp_path, caplog, STEADY) == []
+    assert warnings_of(STEADY) == []
     scored = [ScoredRollout.from_trajectory(one, group=0) for one in batch]
     summaries = [RolloutSummary.of(one, [], score) for one, score in zip(batch, scored, strict=True)]
     assert rollout_metrics(summaries)["unplaced_rewards"] == 1 / 15
