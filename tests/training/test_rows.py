@@ -230,21 +230,26 @@ def test_a_row_may_name_the_environment_given_and_its_configuration_in_part(conf
 
 @pytest.mark.usefixtures("_games")
 @pytest.mark.parametrize(
-    ("row", "complaint"),
+    ("rows", "complaint"),
     [
         (
-            {"env_class_path": BLUE, "task_data": {}},
+            [{"env_class_path": BLUE, "task_data": {}}],
             f"a dataset row is for the environment '{BLUE}', but this environment is '{GUESS}'",
         ),
-        ({"env_config": {"max_steps_per_episode": 3}, "task_data": {}}, "env_config.*leave env=None"),
-        ({"env_config": {"max_step": 3}, "task_data": {}}, "max_step"),
-        ({"prompt": "Hello"}, r"needs 'task_data' \(a dict\), got the columns \['prompt'\]"),
-        ({"task_data": "seed 1"}, "needs 'task_data'"),
+        (
+            [{"task_data": {}}, {"env_class_path": "tests.Chess", "task_data": {}}],
+            r"^row 1 of the dataset: a dataset row is for the environment 'tests\.Chess'",
+        ),
+        ([{"env_config": {"max_steps_per_episode": 3}, "task_data": {}}], "env_config.*leave env=None"),
+        ([{"env_config": {"max_step": 3}, "task_data": {}}], "max_step"),
+        ([{"prompt": "Hello"}], r"needs 'task_data' \(a dict\), got the columns \['prompt'\]"),
+        ([{"task_data": "seed 1"}], "needs 'task_data'"),
+        ([], "the dataset must contain at least one row, got none"),
     ],
 )
-def test_a_row_of_another_game_is_refused(row: dict[str, Any], complaint: str) -> None:
+def test_rows_of_another_game_are_refused(rows: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        Environments(GuessNumber(TOKENIZER), TOKENIZER).check([row])
+        Environments(GuessNumber(TOKENIZER), TOKENIZER).check(rows)
 
 
 @pytest.mark.usefixtures("_games")
@@ -314,19 +319,6 @@ def test_checking_rows_finds_the_one_whose_task_cannot_be_played(task: dict[str,
     with pytest.raises(TaskError) as refusal:
         environments.check([good[0], {"task_data": task}, good[1]], "the rows")
     assert str(refusal.value) == complaint
-
-
-def test_checking_rows_names_the_row_of_another_game() -> None:
-    rows = [{"task_data": {}}, {"env_class_path": "tests.Chess", "task_data": {}}]
-    with pytest.raises(
-        ConfigError, match=r"^row 1 of the dataset: a dataset row is for the environment 'tests\.Chess'"
-    ):
-        Environments(GuessNumber(TOKENIZER), TOKENIZER).check(rows)
-
-
-def test_no_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="the dataset must contain at least one row, got none"):
-        Environments(GuessNumber(TOKENIZER), TOKENIZER).check([])
 
 
 def always_no(solution: str, question: str) -> str:

@@ -45,8 +45,9 @@ def test_drift_is_reported_every_so_many_generation_batches(tmp_path: Path) -> N
     assert logged(trainer, DRIFT[1]) == pytest.approx([1.0] * 3, abs=1e-5)
 
 
-def test_drift_is_not_reported_unless_requested(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path)
+@pytest.mark.parametrize("changes", [{}, {"drift_interval": 1, "max_steps": 1, "agent": TextAgent()}])
+def test_drift_is_not_reported_unless_requested_and_known(changes: dict[str, Any], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, **changes)
     trainer.train()
     assert not any(name in log for log in trainer.state.log_history for name in DRIFT)
 
@@ -57,12 +58,6 @@ def test_a_sampler_that_is_off_is_reported(tmp_path: Path) -> None:
     trainer.train()
     assert logged(trainer, DRIFT[0])[0] == pytest.approx(1.0, abs=1e-4)
     assert logged(trainer, DRIFT[1])[0] < 0.6
-
-
-def test_text_without_log_probabilities_has_no_drift_to_report(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, drift_interval=1, max_steps=1, agent=TextAgent())
-    trainer.train()
-    assert not any(name in log for log in trainer.state.log_history for name in DRIFT)
 
 
 def test_drift_at_another_temperature_is_the_samplers_too(tmp_path: Path) -> None:

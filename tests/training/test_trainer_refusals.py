@@ -27,13 +27,6 @@ def built(folder: Path, **arguments: Any) -> GRPOEnvTrainer:
     return GRPOEnvTrainer(given.pop("model", model), **given)
 
 
-@pytest.mark.parametrize("history", ["rerender", "last"])
-def test_a_history_that_is_rewritten_is_refused(history: str, tmp_path: Path) -> None:
-    _, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"history.*rewrites history.*layout='turn' or history='append'"):
-        built(tmp_path, env=GuessNumber(tokenizer, {"history": history}))
-
-
 def test_kl_without_a_reference_to_load_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"beta requires a reference model.*save_pretrained"):
         trainer_of(tmp_path, beta=0.1)
@@ -70,12 +63,7 @@ def test_evaluation_batches_that_would_cut_a_group_apart_are_refused(tmp_path: P
         trainer.evaluate()
 
 
-def test_an_environment_whose_constructor_leaves_out_supers_is_refused(tmp_path: Path) -> None:
-    env = type("Forgetful", (GuessNumber,), {"__init__": lambda self: None})()
-    with pytest.raises(
-        ConfigError, match=r"Forgetful\.__init__ must call super\(\)\.__init__\(tokenizer, env_config\)"
-    ):
-        built(tmp_path, env=env)
+TOKENIZER = policy()[1]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +76,22 @@ def test_an_environment_whose_constructor_leaves_out_supers_is_refused(tmp_path:
         ({"train_dataset": None}, "train_dataset is missing"),
         ({"env": GuessNumber}, r"env must be a MultistepEnv or None.*GuessNumber\(tokenizer, env_config\)"),
         ({"env": GuessNumber()}, "env has no tokenizer: build it with the policy's"),
+        (
+            {"env": type("Forgetful", (GuessNumber,), {"__init__": lambda self: None})()},
+            r"Forgetful\.__init__ must call super\(\)\.__init__\(tokenizer, env_config\)",
+        ),
+        (
+            {"env": GuessNumber(chat_tokenizer()), "processing_class": TOKENIZER},
+            r"env\.tokenizer must be the policy's tokenizer",
+        ),
+        ({"env": None, "processing_class": TOKENIZER}, "env_class_path"),  # which the rows lack
+        *(
+            (
+                {"env": GuessNumber(TOKENIZER, {"history": history})},
+                r"history.*rewrites history.*layout='turn' or history='append'",
+            )
+            for history in ("rerender", "last")
+        ),
         ({"agent": "policy"}, "an agent must define get_action"),
         ({"eval_dataset": {"easy": ()}}, r"eval_dataset\['easy'\] must be a Dataset .*got a tuple: pass Dataset"),
         ({"peft_config": {"r": 8}}, r"got a dict: pass LoraConfig\(\*\*peft_config\)"),
@@ -146,18 +150,6 @@ def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
     args._n_gpu = 2
     with pytest.raises(ValueError, match=r"DataParallel.*CUDA_VISIBLE_DEVICES"):
         built(tmp_path, args=args)
-
-
-def test_an_environment_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    _, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the policy's tokenizer"):
-        built(tmp_path, env=GuessNumber(chat_tokenizer()), processing_class=tokenizer)
-
-
-def test_without_environment_rows_must_name_one(tmp_path: Path) -> None:
-    _, tokenizer = policy()
-    with pytest.raises(ConfigError, match="env_class_path"):
-        built(tmp_path, env=None, processing_class=tokenizer)
 
 
 def test_the_settings_of_trl_are_refused_by_name(tmp_path: Path) -> None:
