@@ -10,7 +10,7 @@ from threading import Semaphore, Thread
 from typing import Any
 
 import pytest
-from vllm_engines import agent_of, scripted, started, wait_less
+from vllm_engines import agent_of, ready, scripted, started, wait_less
 from vllm_stub import StubServer, stub_servers
 
 from agentsgym import AgentError, AgentsGymError, ConfigError, TurnRequest
@@ -42,8 +42,7 @@ def query(agent: Any, name: str) -> Any:
 
 
 def test_a_server_pauses_while_it_gets_weights_and_open_requests_go_on(servers: list[StubServer]) -> None:
-    agent = agent_of(*servers, pauses=True)
-    agent.prepare(started(0))
+    agent = ready(*servers, pauses=True)
     for server in servers:
         server.events.clear()
         server.seconds = 0.3
@@ -78,8 +77,7 @@ def getting_weights(agent: Any, step: int) -> Iterator[Callable[[], None]]:
 def test_a_turn_bears_the_version_that_sampled_its_first_token_also_where_it_was_sent_in_a_pause(
     servers: list[StubServer],
 ) -> None:
-    agent = agent_of(*servers, pauses=True)
-    agent.prepare(started(0))
+    agent = ready(*servers, pauses=True)
     for server in servers:
         server.seconds = 0.05
     homes = [query(agent, name).result(10) for name in ("first", "second")]
@@ -104,8 +102,7 @@ def test_a_turn_bears_the_version_that_sampled_its_first_token_also_where_it_was
 
 
 def test_requests_that_are_held_back_are_sent_though_the_push_fails(servers: list[StubServer]) -> None:
-    agent = agent_of(servers[0], pauses=True)
-    agent.prepare(started(0))
+    agent = ready(servers[0], pauses=True)
     held = list[Any]()
 
     def failing() -> None:
@@ -120,8 +117,7 @@ def test_requests_that_are_held_back_are_sent_though_the_push_fails(servers: lis
 
 
 def test_many_pushes_beside_a_pulse_lose_no_server(servers: list[StubServer]) -> None:
-    agent = agent_of(*servers, pauses=True)
-    agent.prepare(started(0))
+    agent = ready(*servers, pauses=True)
     for server in servers:
         server.seconds = 1.5
     open_ones = [query(agent, f"s{i}") for i in range(4)]
@@ -133,8 +129,7 @@ def test_many_pushes_beside_a_pulse_lose_no_server(servers: list[StubServer]) ->
 
 
 def test_a_server_that_died_in_play_is_called_again_once_it_is_back(servers: list[StubServer]) -> None:
-    agent = agent_of(*servers, pauses=True)
-    agent.prepare(started(0))
+    agent = ready(*servers, pauses=True)
     for server in servers:
         server.seconds = 0.5
     open_ones = [query(agent, f"s{i}") for i in range(4)]
@@ -152,8 +147,7 @@ def test_a_server_that_died_in_play_is_called_again_once_it_is_back(servers: lis
 
 
 def test_sessions_that_are_over_make_room(servers: list[StubServer]) -> None:
-    agent = agent_of(*servers, pauses=True)
-    agent.prepare(started(0))
+    agent = ready(*servers, pauses=True)
     for i in range(6):
         query(agent, f"s{i}").result(10)
     assert [server.num_sessions for server in agent._engine.servers] == [3, 3]
@@ -176,8 +170,7 @@ def test_a_server_that_cannot_pause_is_refused() -> None:
 def test_a_push_that_fails_is_reported_also_where_the_server_does_not_resume(
     servers: list[StubServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = agent_of(servers[0], pauses=True)
-    agent.prepare(started(0))
+    agent = ready(servers[0], pauses=True)
     agent.generation.sync_weights = lambda: 1 / 0
     servers[0].hangs = {"/resume"}
     monkeypatch.setattr("agentsgym.agents.vllm.server.ANSWER_S", 0.5)
@@ -187,8 +180,7 @@ def test_a_push_that_fails_is_reported_also_where_the_server_does_not_resume(
 
 
 def test_a_request_of_a_server_that_went_for_good_fails_its_own_session(servers: list[StubServer]) -> None:
-    agent = agent_of(servers[0], pauses=True)
-    agent.prepare(started(0))
+    agent = ready(servers[0], pauses=True)
     servers[0].seconds = 5.0
     one = query(agent, "s")
     wait_until(lambda: servers[0].num_open == 1)

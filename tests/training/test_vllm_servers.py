@@ -21,7 +21,17 @@ from peft import LoraConfig, get_peft_model
 from torch import multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from vllm_engines import BuiltGeneration, Engine, ScriptedGeneration, agent_of, play, scripted, started, wait_less
+from vllm_engines import (
+    BuiltGeneration,
+    Engine,
+    ScriptedGeneration,
+    agent_of,
+    play,
+    ready,
+    scripted,
+    started,
+    wait_less,
+)
 from vllm_stub import StubServer, stub_server, stub_servers
 
 from agentsgym import Action, AgentsGymError, ConfigError, GRPOEnvConfig, TurnRequest
@@ -50,8 +60,7 @@ def pushes(agent: Any) -> list[str]:
 
 
 def test_each_turn_is_one_request_of_the_recorded_ids(server: StubServer) -> None:
-    agent = agent_of(server, stop=["stop"])
-    agent.prepare(started(0))
+    agent = ready(server, stop=["stop"])
     played = play(agent)
     assert all(one["output"] == one["wanted"] and one["fault"] is None for one in played)
     assert len(server.completions) == 6 * 3
@@ -67,8 +76,7 @@ def test_each_turn_is_one_request_of_the_recorded_ids(server: StubServer) -> Non
 
 def test_many_requests_are_open_at_once_and_a_slow_one_holds_up_nobody(server: StubServer) -> None:
     server.seconds = 0.3
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     begin = time.monotonic()
     play(agent, num_sessions=100, num_turns=2)
     assert server.most_open == 100
@@ -76,8 +84,7 @@ def test_many_requests_are_open_at_once_and_a_slow_one_holds_up_nobody(server: S
 
 
 def test_log_probabilities_that_the_server_does_not_know_are_no_numbers(server: StubServer) -> None:
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     answer = server._answer({"prompt": [5], "stop_token_ids": [2], "max_tokens": 9})
     answer["choices"][0]["logprobs"]["token_logprobs"][0] = -9999.0
     server.faults.append(answer)
@@ -88,8 +95,7 @@ def test_log_probabilities_that_the_server_does_not_know_are_no_numbers(server: 
 
 
 def test_a_session_stays_with_its_server_and_servers_share_the_sessions(servers: list[StubServer]) -> None:
-    agent = agent_of(*servers)
-    agent.prepare(started(0))
+    agent = ready(*servers)
     assert all(one["fault"] is None for one in play(agent, num_sessions=10, num_turns=4))
     firsts = [{requested["prompt"][0] for requested in server.completions} for server in servers]
     assert [len(first) for first in firsts] == [5, 5]
@@ -121,8 +127,7 @@ def test_weights_that_trl_has_pushed_are_not_pushed_again(server: StubServer) ->
 
 @pytest.mark.parametrize("fault", [500, 503, 429, "hang up"])
 def test_what_may_pass_is_tried_again_once_more(server: StubServer, fault: Any) -> None:
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     server.faults.extend([fault, fault])
     played = play(agent)
     assert all(one["fault"] is None and one["output"] == one["wanted"] for one in played)
@@ -130,8 +135,7 @@ def test_what_may_pass_is_tried_again_once_more(server: StubServer, fault: Any) 
 
 
 def test_a_request_that_is_refused_fails_its_own_session_in_the_servers_words(server: StubServer) -> None:
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     server.faults.append(400)
     faults = [one["fault"] for one in play(agent) if one["fault"]]
     assert len(faults) == 1
@@ -148,8 +152,7 @@ def test_a_request_that_is_refused_fails_its_own_session_in_the_servers_words(se
     ],
 )
 def test_an_answer_that_makes_no_sense_fails_its_turn(server: StubServer, change: Any, sentence: str) -> None:
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     answer = server._answer({"prompt": [5], "stop_token_ids": [2], "max_tokens": 9})
     answer["choices"][0].update(change)
     server.faults.append(answer)
@@ -159,8 +162,7 @@ def test_an_answer_that_makes_no_sense_fails_its_turn(server: StubServer, change
 
 def test_a_server_that_dies_leaves_its_sessions_to_the_others(servers: list[StubServer]) -> None:
     servers[0].seconds = servers[1].seconds = 0.1
-    agent = agent_of(*servers)
-    agent.prepare(started(0))
+    agent = ready(*servers)
     killer = threading.Timer(0.25, servers[0].stop)
     killer.start()
     played = play(agent, num_sessions=8, num_turns=8)
@@ -171,8 +173,7 @@ def test_a_server_that_dies_leaves_its_sessions_to_the_others(servers: list[Stub
 
 def test_without_another_server_the_sessions_fail_by_name_of_the_cause(server: StubServer) -> None:
     server.seconds = 0.1
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     killer = threading.Timer(0.25, server.stop)
     killer.start()
     begin = time.monotonic()
@@ -184,8 +185,7 @@ def test_without_another_server_the_sessions_fail_by_name_of_the_cause(server: S
 
 def test_a_server_that_hangs_is_given_up(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentsgym.agents.vllm.server.ANSWER_S", 0.1)
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     server.faults.append("hang")
     server.hangs.add("/weight_info")
     (one,) = play(agent, num_sessions=1)
@@ -193,8 +193,7 @@ def test_a_server_that_hangs_is_given_up(server: StubServer, monkeypatch: pytest
 
 
 def test_a_server_that_comes_back_with_other_weights_is_not_called_until_it_has_them(server: StubServer) -> None:
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     assert play(agent)[0]["fault"] is None
     server.stop()
     server.start()
@@ -210,8 +209,7 @@ def test_a_server_that_comes_back_with_other_weights_is_not_called_until_it_has_
 
 
 def test_a_server_that_is_not_there_is_waited_for(server: StubServer) -> None:
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     server.stop()
     starter = threading.Timer(0.5, server.start)
     starter.start()
@@ -231,8 +229,7 @@ def test_a_server_that_stays_away_ends_the_run_with_its_name(server: StubServer)
 
 
 def test_one_of_several_servers_may_stay_away_and_come_back(servers: list[StubServer]) -> None:
-    agent = agent_of(*servers)
-    agent.prepare(started(0))
+    agent = ready(*servers)
     servers[1].stop()
     agent.prepare(started(1))
     assert all(one["fault"] is None for one in play(agent))
@@ -301,8 +298,7 @@ def test_a_server_with_another_model_or_a_smaller_context_is_warned_of(
 
 def test_an_episode_ends_where_the_context_of_its_server_does(server: StubServer) -> None:
     server.context = 60
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     games = [{"seed": seed, "secret": 6} for seed in range(4)]  # 6 is no number
     played = GuessNumber(agent.tokenizer, {"max_steps_per_episode": 50}).rollout(games, agent)
     assert {one.stop_reason for one in played} == {StopReason.MAX_TOKENS}
@@ -322,8 +318,7 @@ def test_a_server_whose_context_is_longer_than_the_rope_is_fixed_is_refused(serv
 
 def test_a_server_that_knows_no_marks_is_used_too() -> None:
     with stub_server(scripted, knows_marks=False) as server:
-        agent = agent_of(server)
-        agent.prepare(started(0))
+        agent = ready(server)
         server.faults.append("hang up")
         assert all(one["fault"] is None for one in play(agent))
         server.stop()
@@ -336,8 +331,7 @@ def test_a_server_that_knows_no_marks_is_used_too() -> None:
 
 def test_an_interrupted_rollout_hangs_up_on_its_server(server: StubServer) -> None:
     server.seconds = 30
-    agent = agent_of(server)
-    agent.prepare(started(0))
+    agent = ready(server)
     looks = iter([*range(20)])
 
     def interrupt() -> None:

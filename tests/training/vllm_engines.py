@@ -339,6 +339,13 @@ def agent_of(*servers: StubServer, **options: Any) -> Any:
     return generation.agent(server_urls=[server.url for server in servers], **options)
 
 
+def ready(*servers: StubServer, **options: Any) -> Any:
+    """The agent that samples on some servers, which have the weights of step 0."""
+    agent = agent_of(*servers, **options)
+    agent.prepare(started(0))
+    return agent
+
+
 def wait_less(monkeypatch: pytest.MonkeyPatch, *, pulse_s: float = 0.1) -> None:
     """Have everything that is waited for, waited for less long."""
     monkeypatch.setattr(vllm_servers, "WAITS_S", (0.0, 0.02, 0.02, 0.02))
