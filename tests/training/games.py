@@ -52,6 +52,13 @@ def policy(seed: int = 0, *, num_layers: int = 1) -> tuple[PreTrainedModel, PreT
     return copy.deepcopy(_tiny_policy(tuple(WORDS), hidden_size=32, num_heads=2, num_layers=num_layers, seed=seed))
 
 
+def saved_policy(folder: Path) -> str:
+    """The folder, in which a new policy and its tokenizer now are."""
+    for part in policy():
+        part.save_pretrained(folder)
+    return str(folder)
+
+
 def demonstrated(num_episodes: int = 6, **changes: Any) -> Demonstrations:
     """Episodes of a player that counts, to be imitated during training."""
     env = GuessNumber(policy()[1])
@@ -64,25 +71,25 @@ def tasks(num_tasks: int = 8, **task_data: Any) -> Dataset:
     return Dataset.from_list([{"task_data": {"seed": seed, **task_data}} for seed in range(num_tasks)])
 
 
+QUIET: dict[str, Any] = {
+    "report_to": "none",
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "max_steps": 2,
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 8,
+    "num_generations": 4,
+    "max_completion_length": 100,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+}
+
+
 def settings(folder: Path, **changes: Any) -> GRPOEnvConfig:
     """Small, quiet, and without files unless requested."""
-    values = {
-        "output_dir": str(folder),
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "max_steps": 2,
-        "per_device_train_batch_size": 8,
-        "per_device_eval_batch_size": 8,
-        "num_generations": 4,
-        "max_turn_tokens": 4,
-        "max_completion_length": 100,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-    }
-    return GRPOEnvConfig(**{**values, **changes})
+    return GRPOEnvConfig(**{"output_dir": str(folder), **QUIET, "max_turn_tokens": 4, **changes})
 
 
 def correcting(mode: str, *, low: float | None = None, high: float | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from games import policy, tasks
+from games import QUIET, policy, tasks
 from number_games import GuessNumber
 from trl import GRPOConfig, GRPOTrainer
 
@@ -27,25 +27,8 @@ class Recorded:
 
 def stock_settings(folder: Path, **changes: Any) -> GRPOConfig:
     """Small, quiet, and without files unless requested; as ``games.settings``."""
-    values = {
-        "output_dir": str(folder),
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "dataloader_pin_memory": False,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "max_steps": 2,
-        "per_device_train_batch_size": 8,
-        "per_device_eval_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 100,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-    }
-    return GRPOConfig(**{**values, **changes})
+    own = {"bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
+    return GRPOConfig(**{"output_dir": str(folder), **QUIET, **own, **changes})
 
 
 def stock_trainer(

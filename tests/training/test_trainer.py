@@ -12,7 +12,19 @@ from typing import Any
 import pandas as pd
 import pytest
 from datasets import Dataset, IterableDataset
-from games import NUMBERS, GuessNumber, SayBlue, TextAgent, has_moved, logged, policy, settings, tasks, trainer_of
+from games import (
+    NUMBERS,
+    GuessNumber,
+    SayBlue,
+    TextAgent,
+    has_moved,
+    logged,
+    policy,
+    saved_policy,
+    settings,
+    tasks,
+    trainer_of,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentsgym import Agent, AgentsGymError, GRPOEnvTrainer, PolicyAgent, ScoredRollout, register
@@ -122,13 +134,10 @@ def test_two_iterations_reuse_rollouts_and_clip(tmp_path: Path) -> None:
 
 
 def test_kl_is_zero_at_the_start_and_grows(tmp_path: Path) -> None:
-    model, tokenizer = policy()
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    path = saved_policy(tmp_path / "model")
     trainer = GRPOEnvTrainer(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
-        GuessNumber(tokenizer),
+        AutoModelForCausalLM.from_pretrained(path),
+        GuessNumber(AutoTokenizer.from_pretrained(path)),
         settings(tmp_path / "run", beta=0.1, max_steps=3, num_iterations=2),
         train_dataset=tasks(),
     )
@@ -139,12 +148,10 @@ def test_kl_is_zero_at_the_start_and_grows(tmp_path: Path) -> None:
 
 
 def test_a_model_may_be_given_by_its_path(tmp_path: Path) -> None:
-    model, tokenizer = policy()
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    env = GuessNumber(AutoTokenizer.from_pretrained(tmp_path / "model"))
+    path = saved_policy(tmp_path / "model")
+    env = GuessNumber(AutoTokenizer.from_pretrained(path))
     args = settings(tmp_path / "run", beta=0.1, max_steps=1, model_init_kwargs={"dtype": "float32"})
-    trainer = GRPOEnvTrainer(str(tmp_path / "model"), env, args, train_dataset=tasks())
+    trainer = GRPOEnvTrainer(path, env, args, train_dataset=tasks())
     trainer.train()
     assert logged(trainer, "kl") == [pytest.approx(0.0, abs=1e-6)]
 

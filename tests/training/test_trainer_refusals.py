@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from games import WORDS, GuessNumber, TextAgent, has_moved, logged, policy, settings, tasks, trainer_of
+from games import WORDS, GuessNumber, TextAgent, has_moved, logged, policy, saved_policy, settings, tasks, trainer_of
 from trl import GRPOConfig
 
 from agentsgym import ConfigError, GRPOEnvTrainer, MissingDependencyError, StopReason, TaskError, tiny_policy
@@ -38,9 +38,7 @@ def test_a_missing_vllm_is_installed_by_the_extra_of_this_project(tmp_path: Path
 
 
 def test_weights_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
-    model, tokenizer = policy()
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    path = saved_policy(tmp_path / "model")
     for file, content, complaint in (
         ("model.safetensors", b"0123456789", "Error while deserializing header"),
         (
@@ -51,8 +49,8 @@ def test_weights_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
     ):
         (tmp_path / "model" / "model.safetensors").unlink()
         (tmp_path / "model" / file).write_bytes(content)
-        for load in (loading.load_policy, partial(built, tmp_path / "out", model=str(tmp_path / "model"))):
-            given = [str(tmp_path / "model")] if load is loading.load_policy else []
+        for load in (loading.load_policy, partial(built, tmp_path / "out", model=path)):
+            given = [path] if load is loading.load_policy else []
             with pytest.raises(ConfigError, match=f"^no model can be loaded from '.*/model': {complaint}"):
                 load(*given)
 
@@ -74,6 +72,12 @@ TOKENIZER = policy()[1]
             for name in ("train_dataset", "eval_dataset")
         ),
         ({"train_dataset": None}, "train_dataset is missing"),
+        ({"train_dataset": tasks().select([])}, "^train_dataset must contain at least one row, got none"),
+        ({"eval_dataset": tasks().select([])}, "^eval_dataset must contain at least one row, got none"),
+        (
+            {"eval_dataset": {"easy": tasks(), "hard": tasks().select([])}},
+            r"^eval_dataset\['hard'\] must contain at least one row, got none",
+        ),
         ({"env": GuessNumber}, r"env must be a MultistepEnv or None.*GuessNumber\(tokenizer, env_config\)"),
         ({"env": GuessNumber()}, "env has no tokenizer: build it with the policy's"),
         (
@@ -121,19 +125,6 @@ def test_a_task_that_cannot_be_played_is_refused_before_training(argument: str, 
     good = TwentyQuestionsEnv.get_train_dataset(size=4)
     with pytest.raises(TaskError, match=f"row 1 of {argument}: .*'solution'.*got None"):
         built(tmp_path, env=TwentyQuestionsEnv(tokenizer), **{"train_dataset": good, argument: rows})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ({"train_dataset": tasks().select([])}, "train_dataset"),
-        ({"eval_dataset": tasks().select([])}, "eval_dataset"),
-        ({"eval_dataset": {"easy": tasks(), "hard": tasks().select([])}}, r"eval_dataset\['hard'\]"),
-    ],
-)
-def test_an_empty_dataset_is_refused(arguments: dict[str, Any], name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} must contain at least one row, got none"):
-        built(tmp_path, **arguments)
 
 
 def test_fewer_rows_than_a_generation_batch_needs_are_refused(tmp_path: Path) -> None:
