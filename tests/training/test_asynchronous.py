@@ -281,17 +281,24 @@ def test_parts_of_task_groups_are_refused(tmp_path: Path) -> None:
         AsyncRolloutGenerator(trainer.environments, trainer.agent, args, tasks(8), None)
 
 
-@pytest.mark.parametrize("make", [lambda *_: None, PolicyAgent])
-def test_a_sampler_of_the_trained_weights_themselves_is_refused(tmp_path: Path, make: Any) -> None:
+TRAINED_ITSELF = r"or a TrainedPolicy with samples_during_updates=True; got PolicyAgent"
+
+
+@pytest.mark.parametrize(
+    ("make", "rows", "problem"),
+    [
+        (lambda *_: None, tasks(8), TRAINED_ITSELF),
+        (PolicyAgent, tasks(8), TRAINED_ITSELF),
+        (CopiedPolicyAgent, tasks(8).to_iterable_dataset(), "which an IterableDataset does not allow"),
+    ],
+)
+def test_weights_that_change_and_rows_in_a_stream_are_refused(
+    make: Any, rows: Any, problem: str, tmp_path: Path
+) -> None:
     model, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"or a TrainedPolicy with samples_during_updates=True; got PolicyAgent"):
-        GRPOEnvTrainer(
-            model,
-            GuessNumber(tokenizer),
-            settings(tmp_path, max_staleness=1, **BATCH),
-            tasks(8),
-            agent=make(model, tokenizer),
-        )
+    args = settings(tmp_path, max_staleness=1, **BATCH)
+    with pytest.raises(ConfigError, match=problem):
+        GRPOEnvTrainer(model, GuessNumber(tokenizer), args, rows, agent=make(model, tokenizer))
 
 
 class Remote(Agent, TrainedPolicy):
@@ -325,18 +332,6 @@ def test_a_policy_of_ones_own_samples_during_updates_and_forgets_each_session_on
     GRPOEnvTrainer(model, GuessNumber(tokenizer), args, tasks(8), agent=agent).train()
     assert len(agent.forgotten) == len(set(agent.forgotten)) == 3 * 16
     assert set(agent.forgotten) <= agent.begun
-
-
-def test_a_stream_of_rows_is_refused(tmp_path: Path) -> None:
-    model, tokenizer = policy()
-    with pytest.raises(ConfigError, match="which an IterableDataset does not allow"):
-        GRPOEnvTrainer(
-            model,
-            GuessNumber(tokenizer),
-            settings(tmp_path, max_staleness=1, **BATCH),
-            tasks(8).to_iterable_dataset(),
-            agent=CopiedPolicyAgent(model, tokenizer),
-        )
 
 
 def test_a_curriculum_draws_the_groups_that_begin(tmp_path: Path) -> None:

@@ -53,13 +53,6 @@ def whole(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> 
     return [one.final_reward for one in rollouts]
 
 
-def test_an_estimator_that_returns_nothing_is_named(tmp_path: Path) -> None:
-    assigner = AdvantageAssigner(settings(tmp_path, advantage_estimator=silent))
-    scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
-    with pytest.raises(ConfigError, match=r"'silent' must return one list of numbers for each of 1 rollouts, got None"):
-        assigner.turn_advantages(scored, is_training=True)
-
-
 def of_tensors(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[Any]]:
     """An estimator that computes with torch, one turn whole and one token by token."""
     return [[torch.tensor(one.final_reward), [torch.tensor(0.5)] * one.token_counts[1]] for one in rollouts]
@@ -91,20 +84,21 @@ def huge(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> l
 @pytest.mark.parametrize(
     ("estimator", "given"),
     [
-        (long_winded, r"\[2, 2\] tokens.*\[0\.0, 0\.0, 0\.0\]"),
-        (at_once, "tensor"),
-        (huge, "1000"),
-        (unsure, "nan"),
-        (brief, r"\[0.0\]"),
-        (wordy, "'good'"),
-        (empty, r"\[\[None\]"),
-        (whole, r"got 1\.5"),
+        (long_winded, r"finite number.*rollout 0.*\[2, 2\] tokens.*\[0\.0, 0\.0, 0\.0\]"),
+        (at_once, "finite number.*rollout 0.*tensor"),
+        (huge, "finite number.*rollout 0.*1000"),
+        (unsure, "finite number.*rollout 0.*nan"),
+        (brief, r"finite number.*rollout 0.*\[0.0\]"),
+        (wordy, "finite number.*rollout 0.*'good'"),
+        (empty, r"finite number.*rollout 0.*\[\[None\]"),
+        (whole, r"finite number.*rollout 0.*got 1\.5"),
+        (silent, "list of numbers for each of 1 rollouts, got None"),
     ],
 )
 def test_numbers_that_are_none_are_named(estimator: Any, given: str, tmp_path: Path) -> None:
     assigner = AdvantageAssigner(settings(tmp_path, advantage_estimator=estimator))
     scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
-    with pytest.raises(ConfigError, match=rf"'{estimator.__name__}' must return one finite number.*rollout 0.*{given}"):
+    with pytest.raises(ConfigError, match=rf"'{estimator.__name__}' must return one {given}"):
         assigner.turn_advantages(scored, is_training=True)
 
 
