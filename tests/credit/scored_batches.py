@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +41,11 @@ def rollout(  # noqa: PLR0913  # keywords, most of them left out
         failed=failed,
         final_rewards=final_rewards or {},
     )
+
+
+def valued(rewards: Sequence[float], values: Sequence[Sequence[float]], **fields: Any) -> ScoredRollout:
+    """A rollout of which a head has predicted a value at each token."""
+    return replace(rollout(rewards), values=values, **fields)
 
 
 # Few groups, games, roles, states and reward levels, so that everything that can coincide does.

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scored_batches import valued
 
 from agentsgym import ConfigError, ScoredRollout
 from agentsgym.credit.gae import bilevel_gae, gae, turn_gae
@@ -27,23 +28,12 @@ amounts = st.floats(-4, 4).map(lambda number: round(number, 3))
 shares = st.sampled_from([0.0, 0.3, 0.95, 1.0])
 
 
-def rollout(rewards: Sequence[float], values: Sequence[Sequence[float]], **flags: Any) -> ScoredRollout:
-    return ScoredRollout(
-        turn_rewards=rewards,
-        final_reward=sum(rewards),
-        group=0,
-        state_keys=[None] * len(rewards),
-        values=values,
-        **flags,
-    )
-
-
 @st.composite
 def rollouts(draw: st.DrawFn, min_tokens: int = 0) -> ScoredRollout:
     turns = draw(st.lists(st.tuples(amounts, st.lists(amounts, min_size=min_tokens, max_size=3)), max_size=5))
     rewards = [earned if draw(st.booleans()) else 0.0 for earned, _ in turns]
     flags = {"failed": True} if draw(st.integers(0, 4)) == 0 else {}
-    return rollout(rewards, [values for _, values in turns], **flags)
+    return valued(rewards, [values for _, values in turns], **flags)
 
 
 def targets_of(
@@ -104,7 +94,7 @@ def test_bilevel_of_one_turn_is_gae_over_its_tokens(
     earned: float, values: list[float], discount: float, decay: float
 ) -> None:
     found = bilevel_gae(
-        [rollout([earned], [values])], scale="none", token_discount=discount, token_gae_lambda=decay, gae_lambda=0.3
+        [valued([earned], [values])], scale="none", token_discount=discount, token_gae_lambda=decay, gae_lambda=0.3
     )
     expected = lambda_returns([0.0] * (len(values) - 1) + [earned], values, discount, decay)
     assert found == [[near([wanted - value for wanted, value in zip(expected, values, strict=True)])]]
@@ -125,7 +115,7 @@ def test_bilevel_without_decay_in_turns_moves_the_turns_advantage_to_each_token(
 
 
 def test_bilevel_worked_out_by_hand() -> None:
-    one = rollout([0.0, 2.0], [[1.0, 3.0], [0.5]])
+    one = valued([0.0, 2.0], [[1.0, 3.0], [0.5]])
     # Turns: δ = (0 + .5·.5 - 1, 2 - .5) = (-.75, 1.5); A_0 = -.75 + .5·.5·1.5 = -.375, so that turn 0 was worth .625.
     # Tokens of turn 0: δ = (.5·3 - 1, .625 - 3) = (.5, -2.375); the first gets .5 + .5·.5·-2.375.
     halves = {"discount": 0.5, "gae_lambda": 0.5, "token_discount": 0.5, "token_gae_lambda": 0.5}
@@ -136,7 +126,7 @@ def test_bilevel_worked_out_by_hand() -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.7, 1.0])
 def test_a_turn_that_is_rewarded_nothing_is_a_turn_of_its_own(decay: float) -> None:
     values = [[0.1, 0.2], [0.4, 0.8], [0.3]]
-    [found] = bilevel_gae([rollout([0.0, 0.0, 1.0], values)], scale="none", gae_lambda=decay)
+    [found] = bilevel_gae([valued([0.0, 0.0, 1.0], values)], scale="none", gae_lambda=decay)
     last = 0.7
     middle = 0.3 - 0.4 + decay * last
     first = 0.4 - 0.1 + decay * middle
@@ -155,10 +145,10 @@ def test_a_turn_without_tokens_only_gives_its_reward_a_turn_earlier(
     rewards, values = list(one.turn_rewards), list(one.values)
     rewards.insert(index, earned)
     values.insert(index, [])
-    with_it = estimator([rollout(rewards, values)], scale="none", gae_lambda=decay)[0]
+    with_it = estimator([valued(rewards, values)], scale="none", gae_lambda=decay)[0]
     joined = list(one.turn_rewards)
     joined[index - 1] += earned
-    without = estimator([rollout(joined, one.values)], scale="none", gae_lambda=decay)[0]
+    without = estimator([valued(joined, one.values)], scale="none", gae_lambda=decay)[0]
     if decay in {0.0, 1.0}:
         assert flat(with_it[:index]) == near(flat(without[:index]))
     assert flat(with_it[index + 1 :]) == near(flat(without[index:]))
@@ -177,10 +167,10 @@ def test_order_does_not_matter(estimator: Any, batch: list[ScoredRollout], rando
 @both
 def test_the_scale_is_the_root_mean_square_of_what_is_learnt(estimator: Any) -> None:
     batch = [
-        rollout([1.0, -2.0], [[0.0], [0.0]]),
-        rollout([0.0, 3.0], [[], [0.0]]),
-        rollout([9.0], [[0.0]], failed=True),
-        rollout([9.0], [[0.0]], dropped=True),
+        valued([1.0, -2.0], [[0.0], [0.0]]),
+        valued([0.0, 3.0], [[], [0.0]]),
+        valued([9.0], [[0.0]], failed=True),
+        valued([9.0], [[0.0]], dropped=True),
     ]
     raw = flat(estimator(batch, scale="none"))
     assert sorted(filter(None, raw)) == near([-2.0, -0.9, 3.0])  # λ of .95: 1 - .95·2
@@ -191,8 +181,8 @@ def test_the_scale_is_the_root_mean_square_of_what_is_learnt(estimator: Any) -> 
 
 @both
 def test_group_is_all_that_shares_game_and_role_and_batch_is_everything(estimator: Any) -> None:
-    small = [rollout([1.0, -2.0], [[0.0], [0.0]], roles=["left", "left"]), rollout([0.5], [[0.0]], roles=["left"])]
-    large = [rollout([earned], [[0.0]], roles=[role]) for earned, role in ((100.0, "left"), (300.0, "right"))]
+    small = [valued([1.0, -2.0], [[0.0], [0.0]], roles=["left", "left"]), valued([0.5], [[0.0]], roles=["left"])]
+    large = [valued([earned], [[0.0]], roles=[role]) for earned, role in ((100.0, "left"), (300.0, "right"))]
     mixed = [*small, *(replace(one, environment="other") for one in large)]
     expected = [number for own in (small, large[:1], large[1:]) for number in flat(estimator(own))]
     assert flat(estimator(mixed, scale="group")) == near(expected)
@@ -203,7 +193,7 @@ def test_group_is_all_that_shares_game_and_role_and_batch_is_everything(estimato
 
 @both
 def test_advantages_that_are_all_alike_stay_of_the_size_of_one(estimator: Any) -> None:
-    batch = [rollout([1.0], [[0.0]]) for _ in range(8)]
+    batch = [valued([1.0], [[0.0]]) for _ in range(8)]
     assert flat(estimator(batch)) == pytest.approx([1.0] * 8, rel=0.1)
 
 
@@ -213,7 +203,7 @@ def test_a_failed_or_dropped_rollout_gets_nothing_and_changes_nothing(
     estimator: Any, one: ScoredRollout, other: ScoredRollout
 ) -> None:
     for flags in ({"failed": True}, {"dropped": True}):
-        out = rollout(other.turn_rewards, other.values, **flags)
+        out = valued(other.turn_rewards, other.values, **flags)
         found, nothing = estimator([one, out])
         assert flat(found) == flat(estimator([one])[0])
         assert not any(flat(nothing))
@@ -224,9 +214,9 @@ def test_a_failed_or_dropped_rollout_gets_nothing_and_changes_nothing(
 @both
 def test_nothing_gives_nothing(estimator: Any) -> None:
     assert estimator([]) == []
-    assert estimator([rollout([], [])]) == [[]]
+    assert estimator([valued([], [])]) == [[]]
     assert targets_of(estimator, [], 1.0) == []
-    assert flat(estimator([rollout([1.0], [[]])])) in ([], [0.0])
+    assert flat(estimator([valued([1.0], [[]])])) in ([], [0.0])
 
 
 @given(rollouts(), shares, shares)
@@ -252,7 +242,7 @@ def test_the_targets_of_tokens_are_their_advantages_and_values(
 
 
 def test_the_targets_have_the_estimators_own_defaults() -> None:
-    one = rollout([1.0, 0.0, 2.0], [[0.3, 0.1], [0.7], [0.2, 0.9]])
+    one = valued([1.0, 0.0, 2.0], [[0.3, 0.1], [0.7], [0.2, 0.9]])
     [turns] = turn_gae([one], scale="none")
     assert [target[0] for target in targets_of(turn_gae, [one], 1.0)[0]] == near(
         [advantage + value for advantage, value in zip(turns, first_values(one), strict=True)]
@@ -355,7 +345,7 @@ def expected_gradient(estimator: Any, value: Callable[[Context], float]) -> dict
     for episode in EPISODES:
         weight = probability(episode, LOGIT)
         turns = steps(episode)
-        one = rollout(rewards_of(episode), [[value(context) for context, _ in turn] for turn in turns])
+        one = valued(rewards_of(episode), [[value(context) for context, _ in turn] for turn in turns])
         [advantages] = estimator([one], scale="none")
         for turn, numbers in zip(turns, advantages, strict=True):
             of_tokens: Any = [numbers] * len(turn) if isinstance(numbers, float) else numbers

@@ -115,10 +115,13 @@ def test_what_earns_at_once_outweighs_what_it_costs_where_only_the_turn_is_looke
 # --- against loops ------------------------------------------------------------------------------------------------
 
 
-@given(batches, scales, discounts)
-def test_the_batch_as_baseline_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
-    expected = returns_by_loops(rollouts, lambda one, k: one.environment, discount=discount, others=True, scale=scale)
-    assert_close(return_to_go(rollouts, discount=discount, scale=scale, baseline="batch"), expected)
+@pytest.mark.parametrize(("estimator", "others"), [(partial(return_to_go, baseline="batch"), True), (rebn, False)])
+@given(rollouts=batches, scale=scales, discount=discounts)
+def test_baselines_of_the_batch_equal_the_loops(
+    estimator: Any, others: bool, rollouts: Batch, scale: Scale, discount: float
+) -> None:
+    expected = returns_by_loops(rollouts, lambda one, k: one.environment, discount=discount, others=others, scale=scale)
+    assert_close(estimator(rollouts, discount=discount, scale=scale), expected)
 
 
 @given(batches, scales, discounts)
@@ -140,12 +143,6 @@ def test_role_averages_equal_the_loops(played: list[Batch], scale: Scale, discou
             values = [value for value, _, other in entries if other == key]
             averages[key] = decay * averages.get(key, 0.0) + (1 - decay) * sum(values) / len(values)
             assert state.get(key) == pytest.approx(averages[key])
-
-
-@given(batches, scales, discounts)
-def test_rebn_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
-    expected = returns_by_loops(rollouts, lambda one, k: one.environment, discount=discount, others=False, scale=scale)
-    assert_close(rebn(rollouts, discount=discount, scale=scale), expected)
 
 
 @given(batches, scales, st.sampled_from([0.0, 0.5, 1.0]))

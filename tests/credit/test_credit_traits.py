@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from scored_batches import SCALES, rollout
+from scored_batches import SCALES, rollout, valued
 
 from agentsgym import ConfigError, ScoredRollout, StopReason, Trajectory, Turn, estimator_traits
 from agentsgym.credit.advantages import Scale, return_to_go, token_advantages
@@ -298,20 +298,9 @@ def test_shaping_that_an_estimator_of_ones_own_would_not_see_is_refused() -> Non
 # --- value targets ------------------------------------------------------------------------------------------------
 
 
-def valued(rewards: Sequence[float], *values: Sequence[float], potentials: Sequence[float] = ()) -> ScoredRollout:
-    return ScoredRollout(
-        turn_rewards=rewards,
-        final_reward=sum(rewards),
-        group=0,
-        state_keys=[None] * len(rewards),
-        values=values,
-        potentials=potentials,
-    )
-
-
 @pytest.mark.parametrize("estimator", [plain, declared, "grpo"])
 def test_a_value_head_beside_another_estimator_is_trained_towards_the_returns(estimator: Any) -> None:
-    batch = [valued([1.0, 2.0], [0.3, 0.1], [0.7])]
+    batch = [valued([1.0, 2.0], [[0.3, 0.1], [0.7]])]
     targets = get_estimator(estimator).value_targets(batch, discount=0.5)
     [[(first, nothing), (second,)]] = targets
     assert (first, second) == pytest.approx((2.0, 2.0))
@@ -321,14 +310,14 @@ def test_a_value_head_beside_another_estimator_is_trained_towards_the_returns(es
 
 @pytest.mark.parametrize("estimator", [get_estimator(declared), declared, partial(declared, bonus=1.0)])
 def test_targets_are_of_the_rewards_that_a_shaped_estimator_sees(estimator: Any) -> None:
-    batch = [valued([1.0, 2.0], [0.3], [0.7], potentials=[-3.0, -1.0])]  # shaped: 1 - .5 + 3, 2 + 1
+    batch = [valued([1.0, 2.0], [[0.3], [0.7]], potentials=[-3.0, -1.0])]  # shaped: 1 - .5 + 3, 2 + 1
     assert get_estimator(estimator, potential_weight=1.0).value_targets(batch, discount=0.5) == [
         [[pytest.approx(5.0)], [pytest.approx(3.0)]]
     ]
 
 
 def test_targets_know_the_options_of_a_wrapped_partial() -> None:
-    batch = [valued([1.0, 2.0], [0.25], [0.5], potentials=[0.0, 0.0])]
+    batch = [valued([1.0, 2.0], [[0.25], [0.5]], potentials=[0.0, 0.0])]
     shaped = get_estimator(partial(turn_gae, gae_lambda=0.0), potential_weight=1.0)
     assert shaped.value_targets(batch, discount=1.0) == [[[1.5], [2.0]]]
 
