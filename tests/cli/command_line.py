@@ -41,6 +41,13 @@ class Guess(MultistepEnv):
 '''
 
 
+def game_file(folder: Path, module: str) -> str:
+    """Write the game to a module that nothing has imported, and name it as the command line does."""
+    (folder / f"{module}.py").write_text(GAME)
+    sys.modules.pop(module, None)
+    return f"{folder / module}.py:Guess"
+
+
 class Ran(NamedTuple):
     """What a command did: its exit code, and what it printed."""
 

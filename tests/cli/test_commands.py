@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import GAME, ROOT, ran
+from command_line import GAME, ROOT, game_file, ran
 
 from agentsgym.cli.catalogue import entries
 from agentsgym.cli.options import find_env
@@ -25,9 +25,7 @@ CARELESS = GAME.replace("self.rng(session_id)", "__import__('random')")
 
 @pytest.fixture
 def game(tmp_path: Path) -> str:
-    (tmp_path / "guess_of_commands.py").write_text(GAME)
-    sys.modules.pop("guess_of_commands", None)
-    return f"{tmp_path / 'guess_of_commands.py'}:Guess"
+    return game_file(tmp_path, "guess_of_commands")
 
 
 def listed(*options: str) -> list[dict[str, Any]]:

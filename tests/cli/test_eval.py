@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import GAME, ran, shell
+from command_line import GAME, game_file, ran, shell
 from http_server import HANG_UP, Asked, Reply, chat, serving
 
 from agentsgym import RandomAgent, ScriptedAgent, evaluate
@@ -26,9 +26,7 @@ TWENTY = ("-c", 'objects=["clock","cat","car","tree"]', "-c", "max_steps_per_epi
 
 @pytest.fixture
 def game(tmp_path: Path) -> str:
-    (tmp_path / "guess_of_eval.py").write_text(GAME)
-    sys.modules.pop("guess_of_eval", None)
-    return f"{tmp_path / 'guess_of_eval.py'}:Guess"
+    return game_file(tmp_path, "guess_of_eval")
 
 
 def results(done: Any) -> dict[str, Any]:
@@ -248,9 +246,7 @@ def test_an_interruption_of_a_derived_class_ends_a_run_like_ctrl_c() -> None:
 
 @pytest.fixture
 def stored_game(tmp_path: Path) -> str:
-    (tmp_path / "guess_stored.py").write_text(GAME)
-    sys.modules.pop("guess_stored", None)
-    return f"{tmp_path / 'guess_stored.py'}:Guess"
+    return game_file(tmp_path, "guess_stored")
 
 
 @pytest.fixture

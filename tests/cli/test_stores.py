@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import GAME, Ran, ran, shell
+from command_line import GAME, Ran, game_file, ran, shell
 from http_server import Asked, Reply, chat, serving
 
 from agentsgym import RolloutStore, StopReason, Trajectory, Turn
@@ -27,9 +26,7 @@ from agentsgym.store.schema import SCALARS
 
 @pytest.fixture
 def game(tmp_path: Path) -> str:
-    (tmp_path / "guess_of_stores.py").write_text(GAME)
-    sys.modules.pop("guess_of_stores", None)
-    return f"{tmp_path / 'guess_of_stores.py'}:Guess"
+    return game_file(tmp_path, "guess_of_stores")
 
 
 def tasks_of(path: Path, secrets: Sequence[int]) -> tuple[str, Path]:
