@@ -46,6 +46,13 @@ def test_a_game_that_raises_fails_its_episode_and_the_traceback_is_kept(hook: st
         assert 'raise OSError("the lights went out")' in (trajectory.error or "")
 
 
+class Unclear:
+    """Neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("who knows")
+
+
 STEP = "_step_episode must return (state, reward, done, info), got "
 NONSENSE = [
     *[("_initialize_episode", value, "must return a dict whose 'done' is False") for value in (None, [], {"done": 1})],
@@ -90,6 +97,8 @@ NONSENSE = [
         for name, value in (("random_reward", "x"), ("optimal_reward", [1.0]))
     ],
     ("_step_episode", ({}, 0.0, "False", {}), "_step_episode's done must be True or False, got 'False'"),
+    ("_step_episode", ({}, 0.0, Unclear(), {}), "_step_episode's done must be True or False, got "),
+    ("_step_episode", ({}, 0.0, False, {"invalid": Unclear()}), "info['invalid'] must be True or False"),
     *[("_final_reward", value, f"_final_reward must be a finite number, got {value!r}") for value in (math.nan, None)],
 ]
 
@@ -123,23 +132,6 @@ def test_token_rewards_that_are_not_one_number_a_token_fail_the_episode(rewards:
     [trajectory] = env.rollout(tasks(1), Counting())
     assert_failed(env, trajectory, message)
     assert trajectory.turn_rewards == [WIN]
-
-
-class Unclear:
-    """Neither true nor false."""
-
-    def __bool__(self) -> bool:
-        raise RuntimeError("who knows")
-
-
-@pytest.mark.parametrize(
-    ("answer", "name"), [(({}, 0.0, Unclear(), {}), "done"), (({}, 0.0, False, {"invalid": Unclear()}), "invalid")]
-)
-def test_a_flag_that_is_neither_true_nor_false_fails_its_episode(answer: Any, name: str) -> None:
-    env = env_with("_step_episode", lambda self, *arguments: answer)
-    [trajectory] = env.rollout(tasks(1), Counting())
-    assert_failed(env, trajectory, name)
-    assert "must be True or False" in (trajectory.error or "")
 
 
 def test_only_the_broken_episode_fails_and_its_turns_stay_on_record(caplog: pytest.LogCaptureFixture) -> None:

@@ -254,12 +254,6 @@ def test_global_randomness_is_neither_read_nor_changed() -> None:
     assert played() == first
 
 
-@pytest.mark.parametrize("num_rollouts", [0, -1, 1.0, None, True])
-def test_a_bad_number_of_rollouts_is_refused(num_rollouts: Any) -> None:
-    with pytest.raises(ConfigError, match=f"num_rollouts must be a positive int, got {num_rollouts}"):
-        GuessEnv().rollout(tasks(3), Counting(), num_rollouts)
-
-
 @pytest.mark.parametrize(
     ("task_list", "message"),
     [
@@ -283,15 +277,22 @@ def test_a_bad_task_is_refused_before_anything_is_played(task_list: Any, message
     assert env.num_initialized == 0
 
 
-@pytest.mark.parametrize("limits", [{"max_turn_tokens": 0}, {"max_completion_length": -1}, {"max_turn_tokens": "5"}])
-def test_a_bad_limit_is_refused(limits: Any) -> None:
-    with pytest.raises(ConfigError, match=r"token budget of a (turn|completion) must be a positive int or None, got"):
-        GuessEnv().rollout(tasks(3), Counting(), **limits)
-
-
-def test_an_unknown_limit_is_refused() -> None:
-    with pytest.raises(TypeError, match="max_tokens"):
-        GuessEnv().rollout(tasks(3), Counting(), max_tokens=3)
+@pytest.mark.parametrize(
+    ("options", "kind", "problem"),
+    [
+        *(
+            ({"num_rollouts": number}, ConfigError, f"num_rollouts must be a positive int, got {number}")
+            for number in (0, -1, 1.0, None, True)
+        ),
+        ({"max_turn_tokens": 0}, ConfigError, "token budget of a turn must be a positive int or None, got"),
+        ({"max_turn_tokens": "5"}, ConfigError, "token budget of a turn must be a positive int or None, got"),
+        ({"max_completion_length": -1}, ConfigError, "token budget of a completion must be a positive int or None"),
+        ({"max_tokens": 3}, TypeError, "max_tokens"),
+    ],
+)
+def test_bad_numbers_and_unknown_limits_are_refused(options: Any, kind: Any, problem: str) -> None:
+    with pytest.raises(kind, match=problem):
+        GuessEnv().rollout(tasks(3), Counting(), **options)
 
 
 def test_a_game_without_tasks_of_its_own_reports_it() -> None:

@@ -127,32 +127,25 @@ def test_an_agent_that_fails_closes_its_episode(sandbox: Any, pool: Any) -> None
     assert_all_closed(env, 2)
 
 
-@pytest.mark.parametrize("where", ["environment", "agent"])
-def test_an_interrupt_closes_every_episode(sandbox: Any, where: str) -> None:
-    class Interrupted(Reader):
-        """Someone presses Ctrl-C while it thinks about its second turn."""
+class Interrupted(Reader):
+    """Someone presses Ctrl-C while it thinks about its second turn."""
 
-        def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
-            if agent_state == 1 and where == "agent":
-                raise KeyboardInterrupt
-            return super().get_action(messages, agent_state)
+    def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
+        if agent_state == 1:
+            raise KeyboardInterrupt
+        return super().get_action(messages, agent_state)
 
+
+@pytest.mark.parametrize("agent", [Reader(), Interrupted()], ids=["environment", "agent"])
+def test_an_interrupt_closes_every_episode(sandbox: Any, agent: Agent) -> None:
     env = sandbox()
     with pytest.raises(KeyboardInterrupt):
-        env.rollout(sandbox_tasks("stop", "a interrupt b", "a b"), Interrupted(), 2)
+        env.rollout(sandbox_tasks("stop", "a interrupt b", "a b"), agent, 2)
     assert_all_closed(env, 6)
 
 
 @pytest.mark.parametrize("kind", [EnvThreadPool, EnvProcessPool])
 def test_an_interrupt_closes_every_episode_of_a_pool(sandbox: Any, kind: Any) -> None:
-    class Interrupted(Reader):
-        """Someone presses Ctrl-C while it thinks about its second turn."""
-
-        def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
-            if agent_state == 1:
-                raise KeyboardInterrupt
-            return super().get_action(messages, agent_state)
-
     env = sandbox()
     with kind(2) as pool, pytest.raises(KeyboardInterrupt):
         env.rollout(sandbox_tasks("a b c", "a b"), Interrupted(), 2, pool=pool)
@@ -166,15 +159,9 @@ def test_a_limit_of_time_closes_an_episode_here(sandbox: Any) -> None:
     assert_all_closed(env, 2)
 
 
-@pytest.mark.parametrize("kind", [None, EnvThreadPool, EnvProcessPool])
-def test_an_agent_that_takes_too_long_closes_its_episode(sandbox: Any, kind: Any) -> None:
+def test_an_agent_that_takes_too_long_closes_its_episode(sandbox: Any, pool: Any) -> None:
     env = sandbox()
-    pool = kind(2) if kind else None
-    try:
-        late, fine = env.rollout(sandbox_tasks("mute a", "a stop"), Silent(), pool=pool, turn_timeout_s=1)
-    finally:
-        if pool:
-            pool.close()
+    late, fine = env.rollout(sandbox_tasks("mute a", "a stop"), Silent(), pool=pool, turn_timeout_s=1)
     assert (late.failed, fine.failed) == (True, False)
     assert_all_closed(env, 2)
 

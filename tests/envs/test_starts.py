@@ -156,45 +156,35 @@ def test_a_start_state_lives_no_longer_than_its_session() -> None:
     assert [handle() for handle in handles] == [None, None]
 
 
-def test_a_start_states_done_that_is_neither_true_nor_false_fails_the_episode() -> None:
-    class Vague(GuessEnv):
-        """Starts with one flag a player."""
+@pytest.mark.parametrize(
+    ("at_start", "after_a_step", "problem"),
+    [
+        (
+            np.array([False, False]),  # one flag a player
+            False,
+            "_initialize_episode's state['done'] must be True or False, got array([False, False])",
+        ),
+        (False, "no", "_step_episode's state['done'] must be True or False, got 'no'"),
+        (False, True, "_step_episode returned done=False with a state whose 'done' is True: they must agree"),
+        (False, 1, "_step_episode returned done=False with a state whose 'done' is True: they must agree"),
+    ],
+)
+def test_a_done_that_is_no_flag_or_not_the_steps_fails_the_episode(
+    at_start: Any, after_a_step: Any, problem: str
+) -> None:
+    class Flagged(GuessEnv):
+        """Writes flags of its own into its states."""
 
         def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-            return {**super()._initialize_episode(session_id, task_data), "done": np.array([False, False])}
-
-    [trajectory] = Vague().rollout(tasks(2), Counting())
-    assert str(trajectory.error).splitlines()[-1] == (
-        "EnvError: _initialize_episode's state['done'] must be True or False, got array([False, False])"
-    )
-
-
-@pytest.mark.parametrize("state_done", [True, 1])
-def test_a_state_that_is_done_and_a_step_that_is_not_fail_the_episode(state_done: Any) -> None:
-    class Torn(GuessEnv):
-        """Answers two things."""
-
-        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
-            state, reward, _, info = super()._step_episode(session_id, state, action)
-            return {**state, "done": state_done}, reward, False, info
-
-    [trajectory] = Torn().rollout(tasks(2), Counting())
-    assert "_step_episode returned done=False with a state whose 'done' is True: they must agree" in (
-        trajectory.error or ""
-    )
-    assert len(trajectory.turns) == 1
-
-
-def test_a_states_done_that_is_neither_true_nor_false_fails_the_episode() -> None:
-    class Vague(GuessEnv):
-        """Writes a word."""
+            return {**super()._initialize_episode(session_id, task_data), "done": at_start}
 
         def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
             state, reward, done, info = super()._step_episode(session_id, state, action)
-            return {**state, "done": "no"}, reward, done, info
+            return {**state, "done": after_a_step}, reward, done, info
 
-    [trajectory] = Vague().rollout(tasks(2), Counting())
-    assert "_step_episode's state['done'] must be True or False, got 'no'" in (trajectory.error or "")
+    [trajectory] = Flagged().rollout(tasks(2), Counting())
+    assert str(trajectory.error).splitlines()[-1].startswith(f"EnvError: {problem}")
+    assert len(trajectory.turns) == (at_start is False)
 
 
 @pytest.mark.parametrize("written", [{}, {"done": False}, {"done": None}, {"done": True}])
