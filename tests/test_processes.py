@@ -54,20 +54,21 @@ def test_the_id_is_that_of_the_command(started: Start) -> None:
     assert process.communicate(timeout=LIMIT_S)[0].split() == [str(group.pid).encode()] * 3
 
 
-@pytest.mark.parametrize("grace_s", [0.0, 0.2])
-def test_a_command_that_ignores_sigterm_is_killed(started: Start, grace_s: float) -> None:
-    group, process = started(f"import signal; signal.signal(15, signal.SIG_IGN); {SLEEP}", grace_s=grace_s)
+@pytest.mark.parametrize(
+    ("handler", "grace_s", "returncode"),
+    [
+        ("signal.SIG_IGN", 0.0, -signal.SIGKILL),
+        ("signal.SIG_IGN", 0.2, -signal.SIGKILL),
+        ("lambda *_: sys.exit(5)", LIMIT_S, 5),
+    ],
+)
+def test_a_command_may_end_itself_after_sigterm_or_is_killed(
+    started: Start, handler: str, grace_s: float, returncode: int
+) -> None:
+    group, process = started(f"import signal, sys; signal.signal(15, {handler}); {SLEEP}", grace_s=grace_s)
     assert process.stdout.readline() == b"here\n"
     group.end()
-    assert process.wait(LIMIT_S) == -signal.SIGKILL
-
-
-def test_a_command_may_end_itself_after_sigterm(started: Start) -> None:
-    code = f"import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); {SLEEP}"
-    group, process = started(code, grace_s=LIMIT_S)
-    assert process.stdout.readline() == b"here\n"
-    group.end()
-    assert process.wait(LIMIT_S) == 5
+    assert process.wait(LIMIT_S) == returncode
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are handed over on Linux only")

@@ -72,15 +72,17 @@ def test_the_last_action_can_be_repeated_for_ever() -> None:
     assert output == ["up", "down", "down", "down", "down"]
 
 
-@pytest.mark.parametrize("script", ["look", [], None])
-def test_a_script_must_be_a_list(script: Any) -> None:
-    with pytest.raises(ConfigError, match="a script must be a list of at least one action, got"):
-        ScriptedAgent(script)
-
-
-def test_a_script_holds_texts_and_actions_only() -> None:
-    with pytest.raises(ConfigError, match="action 1 of a script must be a str or an Action, got 5"):
-        ScriptedAgent(["up", 5])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    ("kind", "given", "problem"),
+    [
+        *((ScriptedAgent, one, "a script must be a list of at least one action, got") for one in ("look", [], None)),
+        (ScriptedAgent, ["up", 5], "action 1 of a script must be a str or an Action, got 5"),
+        *((RandomAgent, one, "choices must be a list of at least one string") for one in ("yes", [], ["yes", 1], None)),
+    ],
+)
+def test_scripts_and_choices_must_be_lists_of_what_is_said(kind: Any, given: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        kind(given)
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(0, 2**32))
@@ -136,12 +138,6 @@ def test_finish_forgets_sessions_and_the_next_rollout_draws_afresh() -> None:
     second = play(agent, 2, 10, None)
     both = play(RandomAgent([str(number) for number in range(1000)], seed=3), 4, 10, None)
     assert [*first.values(), *second.values()] == list(both.values())
-
-
-@pytest.mark.parametrize("choices", ["yes", [], ["yes", 1], None])
-def test_choices_must_be_texts(choices: Any) -> None:
-    with pytest.raises(ConfigError, match="choices must be a list of at least one string, got"):
-        RandomAgent(choices)
 
 
 class Env:

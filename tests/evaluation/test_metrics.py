@@ -385,15 +385,13 @@ def test_chances_are_of_a_whole_for_many_rollouts() -> None:
     assert sum(winning_chances([200, 190, 60, 50, 12], 101)) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_there_must_be_enough_rollouts(k: int) -> None:
-    with pytest.raises(ValueError, match=rf"any task \(2\), got {k}"):
-        maj_at_k([rollout("a", True), rollout("b", False)], k)
-
-
-def test_there_must_be_answers() -> None:
-    with pytest.raises(ValueError, match="which no rollout has"):
-        maj_at_k([rollout(None, True)], 1)
+@pytest.mark.parametrize(
+    ("answers", "k", "problem"),
+    [("ab", 0, r"any task \(2\), got 0"), ("ab", 3, r"any task \(2\), got 3"), ([None], 1, "which no rollout has")],
+)
+def test_there_must_be_answers_of_enough_rollouts(answers: Sequence[Any], k: int, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        maj_at_k([rollout(answer, True) for answer in answers], k)
 
 
 def test_the_interval_of_a_share_holds_it_and_narrows_with_the_number_of_clusters() -> None:

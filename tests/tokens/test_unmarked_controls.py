@@ -108,21 +108,30 @@ def test_an_answer_that_stops_at_an_unmarked_tool_token_has_its_turn_ended(name:
     assert f"look{mark}{end}" in text_of(tokenizer, transcript.token_ids)
 
 
-def test_a_role_token_that_only_the_generation_prompt_prints_is_found() -> None:
-    template = (
-        "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<bot>' }}{{ m.content }}<end>{% endfor %}"
-        "{% if add_generation_prompt %}<reply><think>{% endif %}"
-    )
-    tokenizer = tokenizer_with(template, ["<user>", "<bot>", "<end>", "<reply>", *THINKING])
-    assert unmarked_controls(tokenizer, Template(tokenizer)) == {"<user>", "<bot>", "<end>", "<reply>"}
-
-
-def test_thinking_that_begins_the_generation_prompt_stays_the_agents() -> None:
-    template = (
-        "{% for m in messages %}<turn>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
-    )
-    tokenizer = tokenizer_with(template, ["<turn>", *THINKING])
-    assert unmarked_controls(tokenizer, Template(tokenizer)) == {"<turn>"}
+@pytest.mark.parametrize(
+    ("template", "controls"),
+    [
+        (
+            "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<bot>' }}{{ m.content }}<end>{% endfor %}"
+            "{% if add_generation_prompt %}<reply><think>{% endif %}",
+            ["<user>", "<bot>", "<end>", "<reply>"],
+        ),
+        (
+            "{% for m in messages %}<turn>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}",
+            ["<turn>"],
+        ),
+        (  # whose own message of the system speaks of thinking
+            "{% if messages[0].role != 'system' %}<|im_start|>system\nThink in <think></think>.<|im_end|>\n{% endif %}"
+            + QWEN,
+            ["<|im_start|>", "<|im_end|>"],
+        ),
+    ],
+)
+def test_role_tokens_of_the_generation_prompt_are_found_and_thinking_stays_the_agents(
+    template: str, controls: list[str]
+) -> None:
+    tokenizer = tokenizer_with(template, [*controls, *THINKING])
+    assert unmarked_controls(tokenizer, Template(tokenizer)) == {*controls}
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -230,14 +239,6 @@ def test_words_and_white_space_that_the_template_prints_are_no_control_tokens(wo
             return_dict=False,
         )
         assert ids == whole
-
-
-def test_thinking_that_the_systems_own_message_speaks_of_stays_the_agents() -> None:
-    preamble = (
-        "{% if messages[0].role != 'system' %}<|im_start|>system\nThink in <think></think>.<|im_end|>\n{% endif %}"
-    )
-    tokenizer = tokenizer_with(preamble + QWEN, ["<|im_start|>", "<|im_end|>", *THINKING])
-    assert unmarked_controls(tokenizer, Template(tokenizer)) == {"<|im_start|>", "<|im_end|>"}
 
 
 @cache
