@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,3 +80,10 @@ def noted(env: Sandbox) -> tuple[Counter[str], Counter[str]]:
     pairs = [line.split() for line in lines]
     opened, closed = (Counter(session for word, session in pairs if word == name) for name in ("open", "close"))
     return opened, closed
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

@@ -4,13 +4,12 @@ import asyncio
 import logging
 import pickle
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_game import RELEASE, Sandbox, noted, sandbox_tasks
+from sandbox_game import RELEASE, Sandbox, noted, sandbox_tasks, wait_until
 
 from agentsgym import Action, Agent, AsyncAgent, EnvError, EnvProcessPool, EnvThreadPool, ScriptedAgent, StopReason
 from agentsgym.testing import chat_tokenizer
@@ -55,12 +54,6 @@ def assert_all_closed(env: Sandbox, num_opened: int) -> None:
     assert sum(opened.values()) == num_opened
     assert closed == opened
     assert env.active_states == {}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 ENDS = ["a stop", "a b", "break", "fault", "a b c d e"]

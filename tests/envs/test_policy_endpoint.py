@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import openai
 import pytest
 from program_client import Client, RecordingAgent, user
+from sandbox_game import wait_until
 
 from agentsgym.envs.AgentProgram import AgentProgramEnv, connections, server
 from agentsgym.envs.AgentProgram.calls import Reply
@@ -118,13 +118,6 @@ def rest_of(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return bytes(received)
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -367,12 +360,12 @@ def test_a_call_whose_client_has_gone_is_dropped_or_undelivered(served: Served, 
     first, second = served.connect(), served.connect()
     first.sendall(whole)
     queue, unanswered = served.session._queue, served.session._unanswered
-    wait_for(lambda: len(unanswered) == 1 and not queue)  # the policy has the first call
+    wait_until(lambda: len(unanswered) == 1 and not queue)  # the policy has the first call
     second.sendall(whole)
-    wait_for(lambda: len(queue) == 1)
+    wait_until(lambda: len(queue) == 1)
     for one in (first, second):
         end(one)
-    wait_for(lambda: not unanswered)
+    wait_until(lambda: not unanswered)
     served.answers.set()
     assert served.works()
     assert (served.num_answered, served.num_undelivered) == (2, 1)
@@ -449,7 +442,7 @@ def test_stopping_it_answers_the_calls_that_wait(served: Served) -> None:
     served.answers.clear()
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(served.request) for _ in range(4)]
-        wait_for(lambda: len(served.session._unanswered) == 4)
+        wait_until(lambda: len(served.session._unanswered) == 4)
         run_coroutine(served.endpoint.stop())
         for one in calls:
             assert error_of(one.result()) == (403, "the endpoint that the program calls was stopped")
