@@ -12,19 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from datasets import Dataset, IterableDataset
-from games import (
-    NUMBERS,
-    GuessNumber,
-    SayBlue,
-    TextAgent,
-    has_moved,
-    logged,
-    policy,
-    saved_policy,
-    settings,
-    tasks,
-    trainer_of,
-)
+from games import TextAgent, has_moved, logged, policy, saved_policy, settings, tasks, trainer_of
+from number_games import NUMBERS, GuessNumber, SayBlue
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentsgym import Agent, AgentsGymError, GRPOEnvTrainer, PolicyAgent, ScoredRollout, register
