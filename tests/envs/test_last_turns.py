@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from chat_families import NAMES, family, full_render
+from guess_game import Quiet
 from hypothesis import given
 from hypothesis import strategies as st
 from test_tool_conversations import EXACT, THINKING
@@ -16,13 +17,10 @@ from agentsgym.tokens.transcript import ChatFormat, Transcript
 NOT_APPENDED = {"time of each message", "numbered turns", "none"}  # refused as the environment is built
 
 
-class Facts(MultistepEnv):
+class Facts(Quiet):
     """States a fact per turn, and at the end of an episode that it is over."""
 
     opening = ("user",)
-
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str | list[Message]:
         return f"Fact {step}." if step else [{"role": role, "content": f"Task {role}."} for role in self.opening]
