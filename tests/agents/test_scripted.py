@@ -77,7 +77,10 @@ def test_the_last_action_can_be_repeated_for_ever() -> None:
     [
         *((ScriptedAgent, one, "a script must be a list of at least one action, got") for one in ("look", [], None)),
         (ScriptedAgent, ["up", 5], "action 1 of a script must be a str or an Action, got 5"),
-        *((RandomAgent, one, "choices must be a list of at least one string") for one in ("yes", [], ["yes", 1], None)),
+        *(
+            (RandomAgent, one, "choices must be a list of at least one string, got")
+            for one in ("yes", [], ["yes", 1], None)
+        ),
     ],
 )
 def test_scripts_and_choices_must_be_lists_of_what_is_said(kind: Any, given: Any, problem: str) -> None:

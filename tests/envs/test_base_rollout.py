@@ -286,7 +286,11 @@ def test_a_bad_task_is_refused_before_anything_is_played(task_list: Any, message
         ),
         ({"max_turn_tokens": 0}, ConfigError, "token budget of a turn must be a positive int or None, got"),
         ({"max_turn_tokens": "5"}, ConfigError, "token budget of a turn must be a positive int or None, got"),
-        ({"max_completion_length": -1}, ConfigError, "token budget of a completion must be a positive int or None"),
+        (
+            {"max_completion_length": -1},
+            ConfigError,
+            "token budget of a completion must be a positive int or None, got",
+        ),
         ({"max_tokens": 3}, TypeError, "max_tokens"),
     ],
 )

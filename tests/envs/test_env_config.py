@@ -92,14 +92,20 @@ def test_every_common_key_is_tested_with_bad_values() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"max_step_per_episode": 1}, r"\['max_step_per_episode'\] is unknown; did you mean 'max_steps_per_episode'\?"),
+        (
+            {"max_step_per_episode": 1},
+            r"env_config\['max_step_per_episode'\] is unknown; did you mean 'max_steps_per_episode'\?",
+        ),
         ({"seed": 1}, r"env_config\['seed'\] is unknown; valid names"),
         ({5: 1}, r"env_config\[5\] is unknown; valid names"),
         *((given, "env_config must be a dict or None, got") for given in ([], "a", 3)),
         ({"free_shots": 1, "episodes_per_trial": 1}, "'free_shots'.* smaller than .*got 1 of 1"),
         ({"free_shots": 3, "episodes_per_trial": 2}, "'free_shots'.* smaller than .*got 3 of 2"),
         *(
-            ({"turn_credit": "spread_final", "token_credit": one}, f"requires token_credit 'spread', got '{one}'")
+            (
+                {"turn_credit": "spread_final", "token_credit": one},
+                f"'spread_final' requires token_credit 'spread', got '{one}'",
+            )
             for one in ("last", "each")
         ),
     ],

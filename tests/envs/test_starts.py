@@ -183,7 +183,7 @@ def test_a_done_that_is_no_flag_or_not_the_steps_fails_the_episode(
             return {**state, "done": after_a_step}, reward, done, info
 
     [trajectory] = Flagged().rollout(tasks(2), Counting())
-    assert str(trajectory.error).splitlines()[-1].startswith(f"EnvError: {problem}")
+    assert str(trajectory.error).splitlines()[-1] == f"EnvError: {problem}"
     assert len(trajectory.turns) == (at_start is False)
 
 
