@@ -29,12 +29,14 @@ AT_MOST = {
     # Left: the viewer's what-if, with 357 lines of JavaScript; the command judge, with the agreement that it computed.
     # Entered: Twenty Questions' protocols, its shares of replies, all usual forms of a guess. Left: its divisions of a
     # question into phrases and context words, the categories, TextArena's hard mode.
-    "lines of agentsgym": 73_015,
+    # Left since: bare generators as trials, checkpoints without manifests, four functions that import an extra.
+    "lines of agentsgym": 72_870,
     # Entered: a case for each new user's mistake; 34 public families, their round trips and the other parser's reading.
     # Entered: every causal family of transformers is played and trained, from a table of facts.
     # Entered: adapters on real and scripted vLLM servers. Left: the tests of what left (judges' agreement).
     # Entered: Twenty Questions' protocols and neighbors. Left: its frames around phrases.
-    "lines of tests": 85_485,
+    # Left since: several servers and smallest games of tests, functions that differed in one value.
+    "lines of tests": 85_200,
     # Entered: adapters on vLLM servers, a whole step beside TRL's. Left: judges, questions asked, and GPU rows for two.
     # Entered: rows of Twenty Questions' protocols.
     "lines of benchmarks": 11_850,

@@ -26,7 +26,7 @@ from benchmarks import twenty_questions
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ("v1", "v1-hard", "v1-small")
-FINGERPRINT = "69c34b0a2bd8"
+FINGERPRINT = "deb9eab48b61"
 ON_CHANGE = (
     "facts, wordings or rules have changed. If that was an accident, undo it. If play has changed on purpose since a "
     "release, give the protocols new names (v2), since their scores cannot be compared with those of v1. In any case "
