@@ -36,7 +36,7 @@ AT_MOST = {
     # Entered: adapters on real and scripted vLLM servers. Left: the tests of what left (judges' agreement).
     # Entered: Twenty Questions' protocols and neighbors. Left: its frames around phrases.
     # Left since: several servers and smallest games of tests, functions that differed in one value.
-    "lines of tests": 85_200,
+    "lines of tests": 85_205,
     # Entered: adapters on vLLM servers, a whole step beside TRL's. Left: judges, questions asked, and GPU rows for two.
     # Entered: rows of Twenty Questions' protocols.
     "lines of benchmarks": 11_850,

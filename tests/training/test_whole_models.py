@@ -36,6 +36,8 @@ from agentsgym.agents.policy.text_path import beyond_text, decoder_of, spare_lay
 from agentsgym.training.selection.imitate import imitation_config
 
 LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 2}
+FAULT = "Llama 4 reads image_outputs of its language model, which has none"
+fails_with_llama4 = pytest.mark.xfail(transformers.__version__ == "5.24.0", reason=FAULT)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_what_text_cannot_reach_is_frozen_unless_it_is_to_be_trained(
     assert not beyond_text(policy()[0])
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "llama4", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["gemma3", pytest.param("llama4", marks=fails_with_llama4), "qwen3_5"])
 def test_the_gradient_is_that_of_a_plain_forward_pass(kind: str, tmp_path: Path) -> None:
     adapters = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     grads = dict[str, torch.Tensor]()
@@ -309,6 +311,7 @@ def test_adapters_on_all_linear_layers_spare_some(kind: str, caplog: pytest.LogC
     assert spare_layers(None, build()) is None
 
 
+@fails_with_llama4
 def test_an_auxiliary_loss_that_cannot_be_computed_is_refused_before_anything_is_played(tmp_path: Path) -> None:
     model = whole("llama4")
     model.config.text_config.router_aux_loss_coef = 0.1
@@ -322,7 +325,7 @@ def test_an_auxiliary_loss_that_cannot_be_computed_is_refused_before_anything_is
     trainer_of(tmp_path, model=model, router_aux_loss_coef=0.0).close()
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "llama4"])
+@pytest.mark.parametrize("kind", ["gemma3", pytest.param("llama4", marks=fails_with_llama4)])
 def test_a_warm_start_of_a_whole_model_changes_its_weights_alone(kind: str) -> None:
     model, before = whole(kind), whole(kind)
     imitate(model, demonstrated(2).trajectories, policy()[1], imitation_config(max_steps=1, use_cpu=True))
