@@ -156,10 +156,6 @@ class Judge(RolloutHook):
         """Judge a rollout; raises as :meth:`judge_turn` does."""
         return run_coroutine(self.ajudge(trajectory))
 
-    def judge_text(self, text: str) -> Judgment:
-        """Judge a text, such as the description of a state; raises as :meth:`judge_turn` does."""
-        return run_coroutine(self._ajudge_text(text))
-
     def judge_group(self, trajectories: Sequence[Trajectory]) -> list[Judgment]:
         """Rank the rollouts of a task; raises as :meth:`judge_turn` does.
 
@@ -171,10 +167,7 @@ class Judge(RolloutHook):
         return run_coroutine(self.ajudge_group(trajectories))
 
     async def score_text(self, text: str) -> dict[str, float]:
-        """Return the scores of a text by criterion, while other coroutines go on: for ``async def _score_state``.
-
-        Raises as :meth:`judge_turn` does.
-        """
+        """Return a text's scores by criterion, for ``async def _score_state``; raises as :meth:`judge_turn` does."""
         return (await on_agents_loop(self._ajudge_text(text))).scores
 
     # The coroutines below run on the agents' event loop.

@@ -271,7 +271,9 @@ class ChatFormat:
             messages: The conversation, including the agent's answers.
         """
         conversation = self._structured(messages)
-        return conversation if self._tool_format is None else self._tool_format.with_native_calls(conversation)
+        if self._tool_format is not None:
+            conversation = self._tool_format.with_native_calls(conversation)
+        return conversation if self._template is None else self._template.with_thinking(conversation)
 
     def _structured(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         thoughts = [message.get("reasoning_content") is not None for message in messages]

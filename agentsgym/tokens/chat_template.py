@@ -82,6 +82,7 @@ class Template:
         templates: dict[str, str] | str = tokenizer.chat_template
         source = "\n".join(templates.values()) if isinstance(templates, dict) else templates
         self._has_thinking_option = "enable_thinking" in source
+        self._reads_thinking = re.search(r"\bthinking\b", source) is not None
         self.frozen: dict[str, Any] = {}  # options that render with a frozen clock
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
@@ -109,15 +110,20 @@ class Template:
         ]
         self._words = re.compile("|".join(acting)) if acting else None
 
+    def with_thinking(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Add reasoning as ``thinking``, too, if the template reads that, as transformers does from 5.21 on."""
+        named = [{"thinking": m["reasoning_content"], **m} if "reasoning_content" in m else m for m in messages]
+        return named if self._reads_thinking else messages
+
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True, **options: Any) -> str:
         """Run the template, with or without the generation prompt, even if the template always adds one.
 
         Raises:
             TemplateError: The template raised.
         """
-        conversation: Any = messages
+        conversation: Any = self.with_thinking(messages)
         if self._blocks:
-            conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+            conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in conversation]
         try:
             text = self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=add_prompt, **self._given, **options

@@ -39,38 +39,16 @@ TOOLS: list[dict[str, Any]] = [
 GO: Message = {"role": "user", "content": "go"}
 WORDS = (
     *("So", "it", "is 7.", "é", "日本", "😀", "{", "}", "[1, 2]", '{"a": 1}', "<b>", "</b>", "`x`", "<", ">", "it's"),
-    *(
-        '"so"',
-        "\\n",
-        "a\nb",
-        "c\n\nd",
-        "= 3,",
-        "call:",
-        "name",
-        "None",
-        "true",
-        "```",
-        "- x",
-        "|",
-        "(y)",
-        "@",
-        "#",
-        "%}",
-    ),
+    *('"so"', "\\n", "a\nb", "c\n\nd", "= 3,", "call:", "name", "None", "true", "```", "- x"),
+    *("|", "(y)", "@", "#", "%}"),
 )
 # Letters that spell a token of the vocabulary are text, and so are the markers of other families.
 MARKS = ("<think>", "</think>", "[THINK]", "<|START_ACTION|>", "<tool_call>", "</tool_call>", "<|tool_call_end|>")
 OTHERS = ("[THINK]", "<|START_ACTION|>", "<|tool_call_end|>")
+# beside calls
 WITHOUT_TEXT = (
-    "llama3",
-    "llama4",
-    "meta-llama-Llama-3",
-    "gptoss",
-    "muse",
-    "gemma4",
-    "diffusion_gemma",
-    "deepseekv3",
-)  # beside calls
+    *("llama3", "llama4", "meta-llama-Llama-3", "gptoss", "muse", "gemma4", "diffusion_gemma", "deepseekv3"),
+)
 ONE_CALL = ("llama3", "llama4", "gptoss")
 NAMES = [*PUBLIC, *TRL_TEMPLATES]
 # Templates of a folder outside the repository: make test-templates FOLDER=…

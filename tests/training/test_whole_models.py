@@ -111,7 +111,7 @@ def test_the_class_that_a_folder_names_is_loaded(tmp_path: Path) -> None:
 def test_a_folder_of_another_class_is_refused(tmp_path: Path) -> None:
     config = transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=64)
     encoder = folder_of(transformers.T5ForConditionalGeneration(config), tmp_path / "encoder")
-    unknown = folder_of(policy()[0], tmp_path / "unknown", architectures="NoSuchForCausalLM")
+    unknown = folder_of(policy()[0], tmp_path / "unknown", architectures=["NoSuchForCausalLM"])
     biased = folder_of(policy()[0], tmp_path / "biased")
     change(biased, **{"model.layers.0.self_attn.q_proj.bias": torch.ones(64)})  # such as Qwen2's
     foreign = folder_of(policy()[0], tmp_path / "foreign")
@@ -333,7 +333,8 @@ def test_a_warm_start_of_a_whole_model_changes_its_weights_alone(kind: str) -> N
     assert changed
     assert not any("vision" in name or "projector" in name for name in changed)
     assert all(weight.requires_grad for weight in model.parameters())
-    assert model.config.to_dict() == before.config.to_dict()
+    given, kept = before.config.to_dict(), model.config.to_dict()
+    assert dict.fromkeys(kept) | given == kept  # transformers may add an id that is None
 
 
 def test_an_output_folder_that_holds_the_model_is_refused(tmp_path: Path) -> None:
