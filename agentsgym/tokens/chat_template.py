@@ -112,8 +112,9 @@ class Template:
 
     def with_thinking(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Add reasoning as ``thinking``, too, if the template reads that, as transformers does from 5.21 on."""
-        named = [{"thinking": m["reasoning_content"], **m} if "reasoning_content" in m else m for m in messages]
-        return named if self._reads_thinking else messages
+        if not self._reads_thinking:
+            return messages
+        return [{"thinking": m["reasoning_content"], **m} if "reasoning_content" in m else m for m in messages]
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True, **options: Any) -> str:
         """Run the template, with or without the generation prompt, even if the template always adds one.

@@ -45,7 +45,7 @@ WORDS = (
 # Letters that spell a token of the vocabulary are text, and so are the markers of other families.
 MARKS = ("<think>", "</think>", "[THINK]", "<|START_ACTION|>", "<tool_call>", "</tool_call>", "<|tool_call_end|>")
 OTHERS = ("[THINK]", "<|START_ACTION|>", "<|tool_call_end|>")
-# beside calls
+# These write no text beside calls.
 WITHOUT_TEXT = (
     *("llama3", "llama4", "meta-llama-Llama-3", "gptoss", "muse", "gemma4", "diffusion_gemma", "deepseekv3"),
 )

@@ -80,6 +80,12 @@ def test_a_canonical_conversation_is_the_full_render(name: str, data: st.DataObj
     assert [text.split("\n")[1] for text in written] == (thoughts if shown is not messages else [])
 
 
+def test_reasoning_has_the_name_that_the_template_reads() -> None:
+    thought = {"role": "assistant", "content": "So", "reasoning_content": "I"}
+    named = {name: ChatFormat.of(tool_family(name)).for_template([GO, thought])[1] for name in ("gptoss", "qwen3")}
+    assert named == {"gptoss": {**thought, "thinking": "I"}, "qwen3": thought}
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), name=st.sampled_from(EXACT))
 def test_what_looks_like_control_is_the_same_text_and_no_token(data: st.DataObject, name: str) -> None:

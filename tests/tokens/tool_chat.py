@@ -85,7 +85,7 @@ def tool_family(name: str) -> Any:
 def tool_render(name: str, messages: Sequence[Any], *, tokenize: bool = True, **options: Any) -> Any:
     """What the tokenizer itself makes of a whole conversation with tools."""
     form: Any = {"return_dict": False} if tokenize else {}
-    # as transformers does from 5.21 on
+    # transformers does this itself from 5.21 on
     named = [{"thinking": m["reasoning_content"], **m} if "reasoning_content" in m else m for m in messages]
     return tool_family(name).apply_chat_template(
         named, tools=TOOLS, tokenize=tokenize, add_generation_prompt=True, **form, **options
